@@ -3,7 +3,9 @@
 # make check      every test, formatting, layers, sizes (no network, no Python)
 # SAN=address,undefined | SAN=thread | DEBUG=1   other configurations, each in its own folder
 # T=name          with check: only test programs whose path contains name
-CC      ?= gcc
+ifeq ($(origin CC),default)
+CC      := gcc
+endif
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
 AR      ?= ar
 comma   := ,
