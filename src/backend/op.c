@@ -201,26 +201,21 @@ static double visible(const mx_step_range *r, int32_t window) {
     return len;
 }
 
-static void cost_attn(mx_cost *c, const mx_op *op, const mx_tensor *t, const mx_step_facts *f) {
-    const mx_tensor *k = &t[op->in[1]];
-    double elem = k->fmt.dtype == MX_F32 ? 4 : 2, d = op->p.attn.head_dim;
-    double q_bytes = (double)f->n_tok * op->p.attn.n_head * d * 4;
-    c->read_bytes = q_bytes;
-    for (int32_t i = 0; i < f->n_ranges; i++) {
-        const mx_step_range *r = &f->ranges[i];
-        double len = visible(r, op->p.attn.window);
-        c->read_bytes += 2 * len * op->p.attn.n_kv_head * d * elem;
-        double pairs = r->n_tok * len - 0.5 * (double)r->n_tok * (r->n_tok - 1);
-        c->flops += 4 * pairs * op->p.attn.n_head * d;
-    }
-    c->write_bytes = q_bytes;
+static double elem_bytes(const mx_tensor *state) {
+    return state->fmt.dtype == MX_F32 ? 4 : 2;
 }
 
-// Bytes of input i as the kernel reads it, true rows counted for activations.
-static double input_bytes(const mx_op *op, int i, const mx_tensor *t, const mx_step_facts *f) {
+// Bytes of the K (or V) rows that an attention sees, every range counted.
+static double visible_bytes(const mx_op *op, const mx_tensor *state, const mx_step_facts *f) {
+    double n = 0;
+    for (int32_t i = 0; i < f->n_ranges; i++) n += visible(&f->ranges[i], op->p.attn.window);
+    return n * op->p.attn.n_kv_head * op->p.attn.head_dim * elem_bytes(state);
+}
+
+double mx_op_input_bytes(const mx_op *op, int i, const mx_tensor *t, const mx_step_facts *f) {
     if (op->in[i] == MX_NONE) return 0;
     const mx_tensor *x = &t[op->in[i]];
-    if (x->kind == MX_T_STATE) return 0; // the op's own rule
+    if (x->kind == MX_T_STATE) return op->kind == MX_OP_ATTN ? visible_bytes(op, x, f) : 0;
     if (x->kind == MX_T_WEIGHT) {
         if (op->kind != MX_OP_EMBED) return (double)x->n_bytes;
         return (double)x->n_bytes / (double)x->n_rows * f->n_tok;
@@ -229,15 +224,22 @@ static double input_bytes(const mx_op *op, int i, const mx_tensor *t, const mx_s
     return (double)rows * (double)x->n_cols * 4;
 }
 
+static double attn_flops(const mx_op *op, const mx_step_facts *f) {
+    double pairs = 0;
+    for (int32_t i = 0; i < f->n_ranges; i++) {
+        const mx_step_range *r = &f->ranges[i];
+        double n = r->n_tok, len = visible(r, op->p.attn.window);
+        pairs += n * len - 0.5 * n * (n - 1);
+    }
+    return 4 * pairs * op->p.attn.n_head * op->p.attn.head_dim;
+}
+
 mx_cost mx_op_cost(const mx_op *op, const mx_tensor *t, const mx_step_facts *f) {
     mx_cost c = {0};
-    if (op->kind == MX_OP_ATTN) {
-        cost_attn(&c, op, t, f);
-        return c;
-    }
     double rows = f->n_tok;
+    if (op->kind == MX_OP_ATTN) c.flops = attn_flops(op, f);
     for (int i = 0; i < op->n_in; i++) {
-        c.read_bytes += input_bytes(op, i, t, f);
+        c.read_bytes += mx_op_input_bytes(op, i, t, f);
         if (op->in[i] == MX_NONE || op->kind == MX_OP_EMBED) continue;
         const mx_tensor *w = &t[op->in[i]];
         bool matrix = w->kind == MX_T_WEIGHT && w->n_rows > 1 && w->n_cols > 1;
@@ -254,8 +256,7 @@ mx_cost mx_op_cost(const mx_op *op, const mx_tensor *t, const mx_step_facts *f) 
     if (op->kind == MX_OP_KV_WRITE || op->kind == MX_OP_ROPE_KV) {
         int k = op->kind == MX_OP_KV_WRITE ? 2 : 6;
         int kin = op->kind == MX_OP_KV_WRITE ? 0 : 1;
-        double elem = t[op->in[k]].fmt.dtype == MX_F32 ? 4 : 2;
-        c.write_bytes += 2 * rows * (double)t[op->in[kin]].n_cols * elem;
+        c.write_bytes += 2 * rows * (double)t[op->in[kin]].n_cols * elem_bytes(&t[op->in[k]]);
     }
     return c;
 }

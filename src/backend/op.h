@@ -150,7 +150,11 @@ typedef struct mx_cost {
 } mx_cost;
 mx_cost mx_op_cost(const mx_op *op, const mx_tensor *tensors, const mx_step_facts *facts);
 
-// Checks arity and shapes; the message names op, input, expected and found. facts of the step.
+// Bytes that the op reads of input i (0 for an absent one), by the same rules.
+double mx_op_input_bytes(const mx_op *op, int i, const mx_tensor *tensors,
+                         const mx_step_facts *facts);
+
+// Checks arity and shapes; the message names op, input, expected and found.
 mx_status mx_op_validate(const mx_op *op, const mx_tensor *tensors, int32_t n_tensors, mx_err *err);
 
 #endif
