@@ -1,77 +1,89 @@
-# make            release build of build/release/mlxcel and libmlxcel.a
-# make run        build, fetch the default model, answer a prompt, chat when on a terminal
-# make check      every test, formatting, layers, sizes (no network, no Python)
-# SAN=address,undefined | SAN=thread | DEBUG=1   other configurations, each in its own folder
-# T=name          with check: only test programs whose path contains name
+# make            release build: build/release/mlxcel and libmlxcel.a (V=1 shows the commands)
+# make run        build, fetch the default model, answer PROMPT=, chat when on a terminal
+# make check      every test, format, layers, sizes, banned words (no network, no Python)
+# make fuzz T=gguf SECONDS=60      libFuzzer on tests/fuzz/fuzz_gguf.c, by clang
+# make format docs install clean help; check-clients: the real clients of the server
+# DEBUG=1 | SAN=address,undefined | SAN=thread   other configurations, each in its own folder
+# T=name          with check: only what has name in its path
 ifeq ($(origin CC),default)
 CC      := gcc
 endif
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
 AR      ?= ar
+Q       := $(if $(V),,@)
 comma   := ,
 CONFIG  := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),$(if $(DEBUG),debug,release))
-B       := build/$(CONFIG)
+B       := build/$(CONFIG)$(if $(WERROR),-check)
 
-WARN    := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-overlength-strings
-ifdef WERROR
-WARN    += -Werror
+WARN    := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
+WARN    += -Wno-overlength-strings $(if $(WERROR),-Werror)
+ifdef SAN
+OPT     := -O1 -g -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
+else
+OPT     := $(if $(DEBUG),-O0 -g,-O2 -g)
 endif
-OPT     := $(if $(SAN),-O1 -g -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all,$(if $(DEBUG),-O0 -g,-O2 -g))
-CFLAGS  += -std=c17 $(OPT) $(WARN) -fno-strict-aliasing -ffp-contract=off -pthread -Iinclude -Isrc -I$(B)/gen -D_GNU_SOURCE
 VERSION := 0.1.0
-CFLAGS  += -DMLXCEL_VERSION='"$(VERSION)"' $(if $(DEBUG)$(SAN),-DMX_DEBUG_HOOKS)
+CFLAGS  += -std=c17 $(OPT) $(WARN) -fno-strict-aliasing -ffp-contract=off -pthread
+CFLAGS  += -Iinclude -Isrc -I$(B)/gen -D_GNU_SOURCE -DMLXCEL_VERSION='"$(VERSION)"'
+CFLAGS  += $(if $(DEBUG)$(SAN),-DMX_DEBUG_HOOKS)
 # Static archives where the distribution has them, so that the binary runs elsewhere too.
-static   = $(if $(wildcard $(foreach d,/usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu /usr/lib,$(d)/lib$(1).a)),-l:lib$(1).a,-l$(1))
-LDLIBS  += $(call static,jansson) $(call static,pcre2-8) $(call static,utf8proc) -lm -ldl -pthread
+libdirs := /usr/lib/$(shell uname -m)-linux-gnu /usr/lib
+static   = $(if $(wildcard $(libdirs:%=%/lib$(1).a)),-l:lib$(1).a,-l$(1))
+LDLIBS  += $(foreach l,jansson pcre2-8 utf8proc,$(call static,$(l))) -lm -ldl -pthread
 LDFLAGS += $(if $(SAN),-fsanitize=$(SAN)) -pthread
 
-MODULES := base tensor format backend backend/cpu backend/cuda text kv sample nn model model/families engine server cli
+MODULES := base tensor format backend backend/cpu backend/cuda text kv sample nn model
+MODULES += model/families engine server cli
 SRC     := $(foreach m,$(MODULES),$(wildcard src/$(m)/*.c))
-# Kernels built once per instruction set: src/backend/cpu/k_*.c
+MAIN    := $(filter src/cli/main.c,$(SRC))
+PROGRAM := $(if $(MAIN),$(B)/mlxcel)
+# Kernels, built once per instruction set: src/backend/cpu/k_*.c
 KSRC    := $(wildcard src/backend/cpu/k_*.c)
-CSRC    := $(filter-out $(KSRC) src/cli/main.c,$(SRC))
-ARCH    := $(shell uname -m)
-ifeq ($(ARCH),x86_64)
-ISAS    := scalar avx2 avx512
-else
-ISAS    := scalar
-endif
+CSRC    := $(filter-out $(KSRC) $(MAIN),$(SRC))
+ISAS    := scalar $(if $(filter x86_64,$(shell uname -m)),avx2 avx512)
 FLAGS_scalar := -DMX_ISA=scalar -DMX_ISA_SCALAR=1
 FLAGS_avx2   := -DMX_ISA=avx2 -DMX_ISA_AVX2=1 -mavx2 -mfma -mf16c -mbmi -mbmi2
-FLAGS_avx512 := -DMX_ISA=avx512 -DMX_ISA_AVX512=1 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -mf16c -mbmi -mbmi2
+FLAGS_avx512 := -DMX_ISA=avx512 -DMX_ISA_AVX512=1 -mavx512f -mavx512bw -mavx512dq -mavx512vl
+FLAGS_avx512 += -mavx512vnni -mfma -mf16c -mbmi -mbmi2
 KOPT    := $(if $(SAN),,-O3)
+KFLAGS   = $(filter-out -Wconversion,$(CFLAGS)) $(KOPT) $(FLAGS_$(1))
 OBJ     := $(CSRC:%.c=$(B)/obj/%.o) $(foreach i,$(ISAS),$(KSRC:%.c=$(B)/obj/%.$(i).o))
-TESTS   := $(wildcard tests/unit/test_*.c tests/ops/test_*.c tests/golden/test_*.c tests/server/test_*.c)
-TBIN    := $(TESTS:%.c=$(B)/%)
 
 -include Makefile.local
 
-.PHONY: all run check tests clean fuzz check-clients check-references check-cuda format
-all: $(B)/mlxcel compile_commands.json
+.PHONY: all FORCE
+.DELETE_ON_ERROR:
+all: $(PROGRAM) $(B)/libmlxcel.a compile_commands.json
 
 -include $(wildcard src/backend/cuda/cuda.mk) $(wildcard tools/*.mk)
 
 $(B)/mlxcel: $(B)/obj/src/cli/main.o $(B)/libmlxcel.a
-	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-$(B)/libmlxcel.a: $(OBJ)
+	$(if $(V),,@echo "  LD    $@")
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(B)/libmlxcel.a: $(OBJ) $(B)/members
+	$(if $(V),,@echo "  AR    $@")
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(Q)$(AR) rcs $@ $(OBJ)
 
-$(B)/obj/%.o: %.c
-	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+$(B)/obj/%.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  CC    $<")
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 define isa_rule
-$(B)/obj/%.$(1).o: %.c
-	@mkdir -p $$(dir $$@)
-	$$(CC) $$(filter-out -Wconversion,$$(CFLAGS)) $$(KOPT) $$(FLAGS_$(1)) -MMD -MP -c -o $$@ $$<
+$(B)/obj/%.$(1).o: %.c $(B)/flags
+	@mkdir -p $$(@D)
+	$(if $(V),,@echo "  CC    $$< ($(1))")
+	$(Q)$$(CC) $$(call KFLAGS,$(1)) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
 
-tests: $(TBIN)
-$(B)/tests/%: tests/%.c $(B)/libmlxcel.a
-	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS) -Itests -MMD -MP -MF $@.d -MT $@ $(LDFLAGS) -o $@ $< $(B)/libmlxcel.a -lcmocka $(LDLIBS)
+# Rewritten only when they change: other flags rebuild the objects, other files the archive.
+quote    = '$(subst ','\'',$(1))'
+keep     = mkdir -p $(@D) && printf '%s\n' $(call quote,$(1)) > $@.new && \
+           if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+$(B)/flags: FORCE
+	@$(call keep,$(CC) $(CFLAGS))
+$(B)/members: FORCE
+	@$(call keep,$(OBJ))
 
-clean:
-	rm -rf build compile_commands.json
--include $(OBJ:.o=.d) $(TBIN:=.d) $(B)/obj/src/cli/main.d
+-include $(OBJ:.o=.d) $(B)/obj/src/cli/main.d
