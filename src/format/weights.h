@@ -12,7 +12,10 @@
 typedef enum mx_container { MX_CONTAINER_GGUF, MX_CONTAINER_SAFETENSORS } mx_container;
 
 // One tensor of a file. Shape is outermost first (a matrix is (rows, cols); GGUF's order is
-// reversed when read). The byte range was checked against the file and against shape x type.
+// reversed when read; a scalar has n_dim 0). The byte range was checked against the file and
+// against shape x type. data is aligned to 8 bytes in GGUF and need not be aligned in safetensors.
+// foreign is NULL, or the name of an element type of one byte that this program does not compute
+// with ("F8_E4M3"): dtype is then U8, and whoever needs the values reports the name.
 typedef struct mx_wtensor {
     mx_str name;
     mx_dtype dtype;
@@ -21,6 +24,7 @@ typedef struct mx_wtensor {
     const void *data; // in the mapping; NULL only when n_bytes is 0
     size_t n_bytes;
     int32_t file; // index into mx_weights.files
+    const char *foreign;
 } mx_wtensor;
 
 // GGUF metadata value types, as in the specification.
@@ -79,12 +83,17 @@ typedef struct mx_weights {
 } mx_weights;
 
 // Opens a GGUF file, a folder with config.json and *.safetensors (shards are found by listing the
-// folder; a stale index file is reported at debug level and not trusted), or one .safetensors file
-// beside its config.json. Every count, length, offset and product is checked before memory is
-// allocated or a byte is read. Errors: NOTFOUND, IO, FORMAT (what and where: file, tensor or key),
-// UNSUPPORTED (a tensor type by name, an endianness, a version), TOOLARGE.
+// folder: model*.safetensors, or every one when there is none of that name; a stale index file is
+// reported at debug level and not trusted; a hole in numbered shards is an error), or one
+// .safetensors file beside its config.json. Every count, length, offset and product is checked
+// before memory is allocated or a byte is read. Errors: NOTFOUND, IO, FORMAT (what and where: file,
+// tensor or key), UNSUPPORTED (a tensor type by name, an endianness, a version), TOOLARGE.
 mx_status mx_weights_open(mx_weights *w, const char *path, mx_err *err);
 void mx_weights_close(mx_weights *w);
+
+// Looks again at the files' sizes: a file that became shorter since it was opened is an IO error
+// (reading past its end would end the process). For a loader, before and after it copies.
+mx_status mx_weights_check_files(const mx_weights *w, mx_err *err);
 
 const mx_wtensor *mx_weights_find(const mx_weights *w, mx_str name); // NULL when absent
 const mx_gguf_kv *mx_gguf_find(const mx_weights *w, const char *key);
@@ -94,12 +103,15 @@ bool mx_gguf_get_i64(const mx_weights *w, const char *key, int64_t *out);
 bool mx_gguf_get_f64(const mx_weights *w, const char *key, double *out);
 bool mx_gguf_get_bool(const mx_weights *w, const char *key, bool *out);
 bool mx_gguf_get_str(const mx_weights *w, const char *key, mx_str *out);
-// Element i of a numeric array; CHECKs the index. Integer arrays convert to double exactly here.
+// Element i of a numeric or bool array; CHECKs the index and that elem_type is one (ask before).
+// Integers beyond 2^53 are rounded by the first; the second takes integers only, and gives
+// INT64_MAX for an unsigned one that is greater.
 double mx_gguf_array_f64(const mx_gguf_kv *kv, uint64_t i);
 int64_t mx_gguf_array_i64(const mx_gguf_kv *kv, uint64_t i);
 
 // Parses untrusted JSON with the limits used everywhere: depth 128, duplicate keys are errors,
-// size at most max_bytes. `what` names the source in messages. NULL on error.
+// size at most max_bytes. Any JSON value is accepted at the top: the caller checks its type.
+// `what` names the source in messages. NULL on error; else json_decref it.
 // flags: MX_JSON_CONFIG for config files (integers too large for 64 bits become reals),
 // MX_JSON_VOCAB for vocabularies (NUL in strings allowed).
 enum { MX_JSON_STRICT = 0, MX_JSON_CONFIG = 1, MX_JSON_VOCAB = 2 };
