@@ -40,6 +40,33 @@ typedef struct cpu_mul_glu {
     int32_t act; // mx_act
 } cpu_mul_glu;
 
+// ---- Attention --------------------------------------------------------------------------------
+// One chunk of 256 positions (from a multiple of 256) seen by n_row query rows x n_group query
+// heads that share a kv head. Query (r, g) is at q + r * ldq + g * head_dim and its results are at
+// index r * n_group + g of m, s and o.
+enum { CPU_CHUNK = 256, CPU_KV_BLOCK = 16, CPU_CHUNK_BLOCKS = CPU_CHUNK / CPU_KV_BLOCK };
+enum { CPU_ATTN_ROWS = 32 }; // most queries (n_row * n_group) of one call
+
+typedef struct cpu_attn_chunk {
+    const float *q;
+    int64_t ldq;
+    int32_t n_row, n_group, head_dim;
+    float scale, softcap;
+    bool half; // keys and values are float16, else float32
+    // Row r sees positions [lo[r], hi[r]) of the chunk, counted from its start; lo[r] >= hi[r]:
+    // none. Every position from the least lo to the greatest hi is valid in k and v.
+    const int32_t *lo, *hi;          // (n_row)
+    const void *k[CPU_CHUNK_BLOCKS]; // 16 tokens each: (head_dim, 16)
+    const void *v[CPU_CHUNK_BLOCKS]; // 16 tokens each: (16, head_dim)
+    float *p;                        // scratch (CPU_ATTN_ROWS, CPU_CHUNK)
+    float *m, *s; // (n_row * n_group): m = -inf when nothing is visible (then s and o are 0)
+    float *o;     // (n_row * n_group, head_dim padded to 16), unnormalised
+} cpu_attn_chunk;
+
+static inline int64_t cpu_pad16(int64_t n) {
+    return (n + 15) & ~(int64_t)15;
+}
+
 typedef struct cpu_kernels {
     const char *isa; // "scalar", "avx2", "avx512"
     int32_t tile_rows;
@@ -61,20 +88,63 @@ typedef struct cpu_kernels {
     // Row `row` of a packed or plain weight as floats (EMBED on a tied table).
     void (*unpack_row)(const mx_tensor *w, const uint8_t *data, int64_t row, float *out);
 
-    // ---- Pointwise ------------------------------------------------------------------------
+    // ---- Pointwise (k_point.c) --------------------------------------------------------------
+    // All give the same bits in every instruction set. y may be x.
     void (*rms_norm)(const float *x, const float *w, float eps, int64_t n, float *y);
     void (*add)(const float *a, const float *b, int64_t n, float *y);
     void (*glu)(const float *gate, const float *up, int32_t act, int64_t n, float *y);
+    void (*softcap)(const float *x, float cap, int64_t n, float *y);
     // One head: rotate x (head_dim) by cs = cos[n_rot/2], sin[n_rot/2].
     void (*rope)(const float *x, const float *cs, int32_t head_dim, int32_t n_rot,
                  int32_t interleaved, float *y);
-    // ---- Attention: the partial result of one (row, kv head, chunk of 256 positions) ----------
-    // For each of n_q query heads (q: n_q x head_dim, packed): running max m, sum s and
-    // unnormalised output o (n_q x head_dim) over positions [t0, t1) of the pages. k and v hold
-    // token t of the present kv head at base + slot(t) * stride. See k_attn.c for the order of
-    // reduction.
-    void (*attn_chunk)(const struct cpu_attn_chunk *c);
+    // Largest of x[0..n) with the lowest index, and the sum of exp(x - largest). n > 0.
+    void (*max_sum)(const float *x, int64_t n, float *max, int64_t *at, double *sum);
+    // ---- Attention (k_attn.c; the order of reduction is defined there) -----------------------
+    void (*attn_chunk)(const cpu_attn_chunk *c);
+    // state <- state merged with a later part, both (n, 2 + head_dim padded to 16): m, s, o.
+    void (*attn_merge)(float *m, float *s, float *o, const float *pm, const float *ps,
+                       const float *po, int64_t n, int64_t ld);
+    // out[0..head_dim) = o / s.
+    void (*attn_finish)(const float *o, float s, int64_t head_dim, float *out);
+    // Stores one head's key (head_dim) or value row as token `slot` of a page, see k_attn.c.
+    void (*kv_store)(const float *k, const float *v, int32_t head_dim, bool half, int64_t slot,
+                     void *kpage, void *vpage);
 } cpu_kernels;
+
+// Names of one instruction set's functions: CPU_FN(mul) is cpu_mul_avx2, …
+#define CPU_CAT_(a, b) a##b
+#define CPU_CAT(a, b)  CPU_CAT_(a, b)
+#ifdef MX_ISA
+#define CPU_FN(name) CPU_CAT(CPU_CAT(cpu_##name, _), MX_ISA)
+
+// Provided by k_matmul*.c.
+size_t CPU_FN(pack_bytes)(mx_wfmt f, int64_t n_rows, int64_t n_cols, bool exact, uint16_t *pack);
+void CPU_FN(pack)(const mx_wview *w, uint16_t pack, int64_t tile0, int64_t tile1, uint8_t *dst);
+cpu_act_kind CPU_FN(act_kind)(const mx_tensor *w);
+size_t CPU_FN(act_bytes)(cpu_act_kind kind, int64_t n_cols, int64_t n_tok);
+void CPU_FN(act_prepare)(cpu_act_kind kind, const float *x, int64_t ldx, int64_t n_cols,
+                         int64_t tok0, int64_t tok1, const float *norm_w, float eps, void *act);
+void CPU_FN(mul)(const cpu_mul *m, int64_t tile0, int64_t tile1);
+void CPU_FN(mul_glu)(const cpu_mul_glu *m, int64_t tile0, int64_t tile1);
+void CPU_FN(unpack_row)(const mx_tensor *w, const uint8_t *data, int64_t row, float *out);
+
+// Provided by k_point.c.
+void CPU_FN(rms_norm)(const float *x, const float *w, float eps, int64_t n, float *y);
+void CPU_FN(add)(const float *a, const float *b, int64_t n, float *y);
+void CPU_FN(glu)(const float *gate, const float *up, int32_t act, int64_t n, float *y);
+void CPU_FN(softcap)(const float *x, float cap, int64_t n, float *y);
+void CPU_FN(rope)(const float *x, const float *cs, int32_t head_dim, int32_t n_rot,
+                  int32_t interleaved, float *y);
+void CPU_FN(max_sum)(const float *x, int64_t n, float *max, int64_t *at, double *sum);
+
+// Provided by k_attn.c.
+void CPU_FN(attn_chunk)(const cpu_attn_chunk *c);
+void CPU_FN(attn_merge)(float *m, float *s, float *o, const float *pm, const float *ps,
+                        const float *po, int64_t n, int64_t ld);
+void CPU_FN(attn_finish)(const float *o, float s, int64_t head_dim, float *out);
+void CPU_FN(kv_store)(const float *k, const float *v, int32_t head_dim, bool half, int64_t slot,
+                      void *kpage, void *vpage);
+#endif
 
 extern const cpu_kernels cpu_kernels_scalar;
 #if defined(__x86_64__)
