@@ -24,16 +24,20 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DEFAULT_LIMIT_S = 60, EXIT_SKIPPED = 77, SLOWEST = 5 };
+enum { EXIT_SKIPPED = 77, SLOWEST = 5 };
 
-// Jobs that may take longer than DEFAULT_LIMIT_S, by the end of their name.
+// Jobs that may take longer than the usual limit, by the end of their name.
 static const struct {
     const char *name;
     int seconds;
 } limits[] = {
     {"format", 120},
-    {"clients", 600},
 };
+
+typedef struct options {
+    int slow, limit_s;
+    const char *logs;
+} options;
 
 typedef struct job {
     char name[256];      // as printed; a program's is its path from tests/ on
@@ -58,9 +62,9 @@ static bool ends_with(const char *s, const char *end) {
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-static void job_init(job *j, const char *arg, const char *logs, int slow) {
+static void job_init(job *j, const char *arg, const options *opt) {
     const char *eq = strchr(arg, '='), *in_tests = strstr(arg, "tests/");
-    *j = (job){.limit_s = DEFAULT_LIMIT_S};
+    *j = (job){.limit_s = opt->limit_s};
     if (eq) {
         snprintf(j->name, sizeof j->name, "%.*s", (int)(eq - arg), arg);
         j->command = eq + 1;
@@ -71,9 +75,9 @@ static void job_init(job *j, const char *arg, const char *logs, int slow) {
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         if (ends_with(j->name, limits[i].name)) j->limit_s = limits[i].seconds;
     }
-    j->limit_s *= slow;
-    snprintf(j->log, sizeof j->log, "%s/%s.log", logs, j->name);
-    for (char *p = j->log + strlen(logs) + 1; *p; p++) {
+    j->limit_s *= opt->slow;
+    snprintf(j->log, sizeof j->log, "%s/%s.log", opt->logs, j->name);
+    for (char *p = j->log + strlen(opt->logs) + 1; *p; p++) {
         if (*p == '/') *p = '-';
     }
 }
@@ -250,23 +254,35 @@ static int processors(void) {
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-int main(int argc, char **argv) {
-    const char *logs = ".";
-    int slow = 1, n = 0, first = 1;
-    for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
-        if (strcmp(argv[first], "--slow") == 0)
-            slow = (int)strtol(argv[first + 1], NULL, 10);
-        else if (strcmp(argv[first], "--logs") == 0)
-            logs = argv[first + 1];
+// Returns the index of the first argument that is no option, or -1.
+static int read_options(options *opt, int argc, char **argv) {
+    int i = 1;
+    for (; i + 1 < argc && argv[i][0] == '-'; i += 2) {
+        const char *value = argv[i + 1];
+        if (strcmp(argv[i], "--slow") == 0)
+            opt->slow = (int)strtol(value, NULL, 10);
+        else if (strcmp(argv[i], "--limit") == 0)
+            opt->limit_s = (int)strtol(value, NULL, 10);
+        else if (strcmp(argv[i], "--logs") == 0)
+            opt->logs = value;
         else
-            return fprintf(stderr, "%s: unknown option\n", argv[first]), 2;
+            return -1;
     }
-    if (mkdir(logs, 0755) < 0 && errno != EEXIST) {
-        return fprintf(stderr, "%s: %s\n", logs, strerror(errno)), 2;
+    return opt->slow > 0 && opt->limit_s > 0 ? i : -1;
+}
+
+int main(int argc, char **argv) {
+    options opt = {.slow = 1, .limit_s = 60, .logs = "."};
+    int n = 0, first = read_options(&opt, argc, argv);
+    if (first < 0) {
+        return fprintf(stderr, "usage: runner [--slow N] [--limit S] [--logs DIR] JOB...\n"), 2;
+    }
+    if (mkdir(opt.logs, 0755) < 0 && errno != EEXIST) {
+        return fprintf(stderr, "%s: %s\n", opt.logs, strerror(errno)), 2;
     }
     job *jobs = calloc((size_t)argc, sizeof *jobs);
     if (!jobs) return 2;
-    for (int i = first; i < argc; i++) job_init(&jobs[n++], argv[i], logs, slow < 1 ? 1 : slow);
+    for (int i = first; i < argc; i++) job_init(&jobs[n++], argv[i], &opt);
     int status = run_all(jobs, n, processors()) ? summary(jobs, n) : 130;
     free(jobs);
     return status;
