@@ -97,17 +97,27 @@ static void check_functions(ctext *t) {
     }
 }
 
+// Characters of the line at p, without a continuation's backslash and the blanks before it, which
+// clang-format lines up.
+static int columns(const char *p) {
+    size_t n = strcspn(p, "\n");
+    int count = 0;
+    if (n > 0 && p[n - 1] == '\\') {
+        for (n--; n > 0 && p[n - 1] == ' ';) n--;
+    }
+    for (size_t i = 0; i < n; i++) count += ((unsigned char)p[i] & 0xC0) != 0x80;
+    return count;
+}
+
 static void check_columns(const ctext *t) {
-    int line = 1, column = 0;
-    for (size_t i = 0; i < t->n; i++) {
-        unsigned char c = (unsigned char)t->raw[i];
-        if (c == '\n') {
-            line++;
-            column = 0;
-        } else if ((c & 0xC0) != 0x80 && ++column == COLUMNS + 1) {
+    int line = 1;
+    for (const char *p = t->raw; *p; line++) {
+        if (columns(p) > COLUMNS) {
             printf("%s:%d: more than %d columns\n", t->path, line, COLUMNS);
             n_failed++;
         }
+        p += strcspn(p, "\n");
+        p += *p == '\n';
     }
 }
 
