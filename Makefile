@@ -54,6 +54,7 @@ OBJ     := $(CSRC:%.c=$(B)/obj/%.o) $(foreach i,$(ISAS),$(KSRC:%.c=$(B)/obj/%.$(
 
 .PHONY: all FORCE
 .DELETE_ON_ERROR:
+.SECONDARY:
 all: $(PROGRAM) $(B)/libmlxcel.a compile_commands.json
 
 -include $(wildcard src/backend/cuda/cuda.mk) $(wildcard tools/*.mk)
@@ -83,7 +84,7 @@ quote    = '$(subst ','\'',$(1))'
 keep     = mkdir -p $(@D) && printf '%s\n' $(call quote,$(1)) > $@.new && \
            if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 $(B)/flags: FORCE
-	@$(call keep,$(CC) $(CFLAGS))
+	@$(call keep,$(CC) $(CFLAGS) $(KOPT) $(foreach i,$(ISAS),$(FLAGS_$(i))))
 $(B)/members: FORCE
 	@$(call keep,$(OBJ))
 

@@ -14,11 +14,11 @@ TFLAGS  += -DMX_TEST_PROGRAM='"$(B)/mlxcel"'
 .PHONY: tests check check-build check-run check-clients check-cuda fuzz
 tests: $(TBIN) $(TDATA)
 
-$(B)/tests/fuzz/replay_%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c $(B)/libmlxcel.a
+$(B)/tests/fuzz/replay_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o \
+                          $(B)/libmlxcel.a
 	@mkdir -p $(@D) && rm -f $@
-	$(if $(V),,@echo "  TEST  $< (replay)")
-	$(Q)$(CC) $(TFLAGS) -DFUZZ_NAME='"$*"' -MD -MP -MF $@.d -MT $@ $(LDFLAGS) -o $@ \
-	    $< tests/fuzz/replay.c $(B)/libmlxcel.a $(LDLIBS)
+	$(if $(V),,@echo "  TEST  tests/fuzz/fuzz_$*.c (replay)")
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 $(B)/tests/%: tests/%.c $(B)/libmlxcel.a $(TSUP) $(B)/flags
 	@mkdir -p $(@D) && rm -f $@
 	$(if $(V),,@echo "  TEST  $<")
@@ -32,7 +32,7 @@ $(B)/data/%: tests/data/%.xz
 	@mkdir -p $(@D)
 	@xz -dc $< > $@
 $(filter $(B)/tests/cli/% $(B)/tests/server/%,$(TBIN)): | $(PROGRAM)
--include $(TBIN:=.d) $(TSUP:.o=.d)
+-include $(TBIN:=.d) $(TSUP:.o=.d) $(wildcard $(B)/obj/tests/fuzz/*.d)
 
 # name=command, run by the shell; only in the plain configuration, sources are the same in all.
 CHECKS  := format=tools/check_format layers=tools/check_layers

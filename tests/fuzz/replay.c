@@ -1,5 +1,6 @@
-// Replays a fuzz target without a fuzzer: main gives LLVMFuzzerTestOneInput every file of
-// tests/fuzz/corpus/FUZZ_NAME/, and an empty input, and counts as one test. No state of its own.
+// Replays a fuzz target without a fuzzer: main of the program replay_NAME gives
+// LLVMFuzzerTestOneInput an empty input and every file of tests/fuzz/corpus/NAME/, and counts as
+// one test. No state of its own.
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -29,13 +30,16 @@ static int replay_file(const char *path) {
     return ok ? 0 : -1;
 }
 
-int main(void) {
-    const char *folder = "tests/fuzz/corpus/" FUZZ_NAME;
+int main(int argc, char **argv) {
+    const char *name = argc > 0 ? strstr(argv[0], "replay_") : NULL;
     struct dirent **entries = NULL;
-    int n = scandir(folder, &entries, not_hidden, alphasort), failed = 0;
+    char folder[512], path[1024];
+    int n, failed = 0;
+    if (!name) return fprintf(stderr, "the program's name is not replay_NAME\n"), 2;
+    snprintf(folder, sizeof folder, "tests/fuzz/corpus/%s", name + strlen("replay_"));
+    n = scandir(folder, &entries, not_hidden, alphasort);
     LLVMFuzzerTestOneInput((const uint8_t *)"", 0);
     for (int i = 0; i < n; i++) {
-        char path[1024];
         snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
         printf("%s\n", path);
         fflush(stdout);
@@ -43,7 +47,7 @@ int main(void) {
         free(entries[i]);
     }
     free(entries);
-    if (n <= 0) return printf("%s: no corpus\n 1 FAILED TEST(S)\n", folder), 1;
+    if (n <= 0) return printf("%s: no corpus\n", folder), 1;
     printf("[  PASSED  ] %d test(s).\n", failed ? 0 : 1);
     return failed ? 1 : 0;
 }
