@@ -29,9 +29,9 @@ static const rule code_rules[] = {
 
 // Looked for in every file, comments and strings too.
 static const rule text_rules[] = {
-    {"TODO", "", "tools/check_banned.c CONTRIBUTING.md", "do it or write down why not"},
-    {"FIXME", "", "tools/check_banned.c CONTRIBUTING.md", "do it or write down why not"},
-    {"XXX", "", "tools/check_banned.c CONTRIBUTING.md", "do it or write down why not"},
+    {"TODO", "", "tools/check_banned.c tools/check_checks", "do it or write down why not"},
+    {"FIXME", "", "tools/check_banned.c tools/check_checks", "do it or write down why not"},
+    {"XXX", "", "tools/check_banned.c tools/check_checks", "do it or write down why not"},
 };
 
 // Paths of one machine, in every file: these followed by anything.
@@ -69,7 +69,7 @@ static void check_rule(const ctext *t, const char *text, const rule *r, bool cal
 }
 
 static void check_paths(const ctext *t) {
-    if (has_prefix(t->path, "tools/check_banned.c")) return;
+    if (has_prefix(t->path, "tools/check_banned.c tools/check_checks")) return;
     for (size_t i = 0; i < sizeof machine_paths / sizeof machine_paths[0]; i++) {
         const char *w = machine_paths[i];
         for (const char *p = t->raw; (p = strstr(p, w)); p += strlen(w)) {

@@ -39,6 +39,7 @@ CHECKS  := format=tools/check_format layers=tools/check_layers
 CHECKS  += sizes='tools/list_files c h cu | $(B)/tools/check_sizes'
 CHECKS  += banned='tools/list_files | $(B)/tools/check_banned'
 CHECKS  += knobs='$(B)/tools/gen_environment | tools/check_knobs'
+CHECKS  += checks='tools/check_checks $(B)'
 CHECKS  := $(if $(SAN)$(DEBUG)$(T),,$(CHECKS))
 CTOOLS  := $(if $(CHECKS),$(B)/tools/check_sizes $(B)/tools/check_banned $(B)/tools/gen_environment)
 
