@@ -16,8 +16,12 @@ CONFIG  := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),$(if $(DEBUG),debug,releas
 B       := build/$(CONFIG)$(if $(WERROR),-check)
 
 WARN    := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
-# gcc guesses wrong about uninitialised variables in instrumented code
-WARN    += -Wno-overlength-strings $(if $(WERROR),$(if $(SAN),,-Werror))
+WARN    += -Wno-overlength-strings
+# Errors for the compilers that the sources are kept clean for; others know other warnings, and gcc
+# guesses wrong about uninitialised variables in instrumented code.
+ifeq ($(WERROR)$(SAN),1)
+WARN    += $(shell $(CC) --version | grep -qE '^(gcc|cc).* 12\.|clang version 14\.' && echo -Werror)
+endif
 ifdef SAN
 OPT     := -O1 -g -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
 else
