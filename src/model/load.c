@@ -47,8 +47,12 @@ static mx_status load_unpermuted(mx_model *m, bound_weight *w, mx_err *err) {
     mx_wview v = w->view;
     v.data = copy;
     mx_status st = m->backend->ops->upload(m->backend, &w->tensor, &v, err);
-    // a backend may borrow what it is given: only a copy that it packed can go
-    if (st != MX_OK || !w->tensor.buf->borrowed) mx_free_large(copy, n);
+    if (st == MX_OK && w->tensor.buf->borrowed) { // keep what the backend points into
+        w->copy = copy;
+        w->copy_bytes = n;
+    } else {
+        mx_free_large(copy, n);
+    }
     return st;
 }
 

@@ -70,17 +70,22 @@ mx_status mx_model_open(mx_model **out, mx_backend *b, const mx_weights *w, bool
     return st;
 }
 
-static void free_weight(mx_model *m, mx_tensor *t) {
+static void free_tensor(mx_model *m, mx_tensor *t) {
     if (t->buf) m->backend->ops->free(m->backend, t->buf);
+}
+
+static void free_weight(mx_model *m, bound_weight *w) {
+    free_tensor(m, &w->tensor);
+    mx_free_large(w->copy, w->copy_bytes);
 }
 
 void mx_model_close(mx_model *m) {
     if (!m) return;
-    for (int s = 0; s < MX_W_GLOBALS; s++) free_weight(m, &m->globals[s].tensor);
+    for (int s = 0; s < MX_W_GLOBALS; s++) free_weight(m, &m->globals[s]);
     for (int64_t i = 0; m->layers && i < m->hp.n_layer * (MX_W_SLOTS - MX_W_GLOBALS); i++) {
-        free_weight(m, &m->layers[i].tensor);
+        free_weight(m, &m->layers[i]);
     }
-    for (int i = 0; i < 2; i++) free_weight(m, &m->inv_freq[i]);
+    for (int i = 0; i < 2; i++) free_tensor(m, &m->inv_freq[i]);
     mx_arena_free(&m->arena);
     mx_free(m);
 }

@@ -10,6 +10,8 @@ typedef struct bound_weight {
     mx_wview view; // in the mapping
     uint8_t fix;
     mx_tensor tensor;
+    void *copy; // reordered rows that the backend borrows, or NULL
+    size_t copy_bytes;
 } bound_weight;
 
 struct mx_model {

@@ -1,0 +1,68 @@
+// Choosing a token from a row of logits, on the host: the chain of behaviour, penalties,
+// counter-based random numbers. The reference for the SAMPLE op.
+#ifndef MX_SAMPLE_SAMPLE_H
+#define MX_SAMPLE_SAMPLE_H
+
+#include "base/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct mx_logit_bias {
+    int32_t id;
+    float bias;
+} mx_logit_bias;
+
+// Order: bias, repetition, DRY, frequency and presence, top_n_sigma, typical_p, top_k, top_p, min_p
+// (on the untempered distribution), XTC, temperature, draw. Values that switch a link off:
+// temperature 0 (greedy), top_k 0, top_p 1, min_p 0, typical_p 1, top_n_sigma < 0, repeat_penalty
+// 1, presence 0, frequency 0, dry_multiplier 0, xtc_probability 0.
+typedef struct mx_sampling {
+    float temperature, top_p, min_p, typical_p, top_n_sigma;
+    int32_t top_k;
+    float repeat_penalty, presence_penalty, frequency_penalty;
+    int32_t repeat_last_n; // -1: the whole history
+    float dry_multiplier, dry_base;
+    int32_t dry_allowed_length, dry_last_n;
+    float xtc_probability, xtc_threshold;
+    uint64_t seed;
+    uint32_t choice;
+    const mx_logit_bias *bias; // not owned
+    size_t n_bias;
+} mx_sampling;
+
+void mx_sampling_init(mx_sampling *s); // everything off: greedy
+// Checks ranges and that bias ids are below n_vocab. INVALID names the field.
+mx_status mx_sampling_check(const mx_sampling *s, int32_t n_vocab, mx_err *err);
+// True when the plain argmax of the logits is the answer (nothing changes the order).
+bool mx_sampling_is_greedy(const mx_sampling *s);
+
+typedef struct mx_sampler mx_sampler;
+// Scratch for rows of n_vocab; one per thread that samples. Allocates nothing later.
+mx_sampler *mx_sampler_open(int32_t n_vocab);
+void mx_sampler_close(mx_sampler *s);
+
+typedef struct mx_sample_history {
+    const int32_t *prompt; // repetition penalty and DRY see prompt and generated
+    size_t n_prompt;
+    const int32_t *generated; // presence and frequency see these only
+    size_t n_generated;
+    const int32_t *banned; // masked now (end tokens before min_tokens, ignore_eos)
+    size_t n_banned;
+} mx_sample_history;
+
+// The token for position n_generated of a choice. logits (n_vocab) are not changed. The random
+// number depends on (seed, choice, n_generated) only. NaN logits count as -inf; a row without a
+// finite logit gives MX_INTERNAL.
+mx_status mx_sample(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h,
+                    const float *logits, int32_t *id, mx_err *err);
+
+// log softmax of the unmodified row: logprob of id, and the k most likely in falling order (ties by
+// id). top_ids, top_lp: (k).
+void mx_logprobs(mx_sampler *s, const float *logits, int32_t id, float *lp, int32_t k,
+                 int32_t *top_ids, float *top_lp);
+
+// Counter-based uniform numbers in [0, 1), Philox-4x32-10 (Salmon et al., SC'11) keyed by seed.
+double mx_random_uniform(uint64_t seed, uint32_t choice, uint32_t position, uint32_t index);
+
+#endif
