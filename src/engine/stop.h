@@ -1,0 +1,22 @@
+// Stop strings over a stream of text: the earliest match wins, text before it is released, a tail
+// that may become a match is held back.
+#ifndef MX_ENGINE_STOP_H
+#define MX_ENGINE_STOP_H
+
+#include "base/str.h"
+
+typedef struct stop_matcher {
+    const char *const *stops; // not owned
+    size_t n_stops;
+    mx_buf held; // text not yet released
+} stop_matcher;
+
+void stop_init(stop_matcher *m, const char *const *stops, size_t n_stops);
+void stop_free(stop_matcher *m);
+// Adds text; appends what may be released to out. Returns the index of the stop that matched (held
+// text is dropped then), or -1.
+int stop_push(stop_matcher *m, mx_str text, mx_buf *out);
+// The end: releases the held tail.
+void stop_flush(stop_matcher *m, mx_buf *out);
+
+#endif
