@@ -45,7 +45,7 @@ typedef struct cpu_mul_glu {
 // heads that share a kv head. Query (r, g) is at q + r * ldq + g * head_dim and its results are at
 // index r * n_group + g of m, s and o.
 enum { CPU_CHUNK = 256, CPU_KV_BLOCK = 16, CPU_CHUNK_BLOCKS = CPU_CHUNK / CPU_KV_BLOCK };
-enum { CPU_ATTN_ROWS = 32 }; // most queries (n_row * n_group) of one call
+enum { CPU_ATTN_ROWS = 48 }; // most queries (n_row * n_group) of one call
 
 typedef struct cpu_attn_chunk {
     const float *q;
