@@ -134,7 +134,7 @@ static inline void *ckpt_add(ckpt *c, const char *name, mx_dtype t, int n_dim, c
     c->tensors = mx_realloc(c->tensors, (c->n_tensors + 1) * sizeof *c->tensors);
     ckpt_tensor *x = &c->tensors[c->n_tensors++];
     *x = (ckpt_tensor){.name = mx_strdup(name), .dtype = t, .n_dim = n_dim, .n_bytes = n};
-    memcpy(x->dim, dim, (size_t)n_dim * sizeof *dim);
+    for (int i = 0; i < n_dim; i++) x->dim[i] = dim[i];
     x->data = mx_calloc(n, 1);
     if (data && n) memcpy(x->data, data, n);
     return x->data;
