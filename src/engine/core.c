@@ -1,0 +1,330 @@
+// The engine thread: mail in, one step after another, events out. It owns model, memory, encoder
+// and scheduler state; other threads reach it through the mailbox and each request's queue.
+#include "engine/engine_int.h"
+
+#include "base/knobs.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+// ---- Mail --------------------------------------------------------------------------------------
+
+static void push_running(mlxcel_engine *e, eng_seq *s) {
+    if (e->n_running == e->cap_running) {
+        e->cap_running = e->cap_running ? e->cap_running * 2 : 64;
+        size_t n = (size_t)e->cap_running;
+        e->running = mx_realloc(e->running, n * sizeof *e->running);
+        e->row_tok = mx_realloc(e->row_tok, n * sizeof *e->row_tok);
+        e->row_admit = mx_realloc(e->row_admit, n * sizeof *e->row_admit);
+        e->row_seq = mx_realloc(e->row_seq, n * sizeof *e->row_seq);
+    }
+    e->running[e->n_running++] = s;
+}
+
+void request_fail(mlxcel_engine *e, mlxcel_request *r, const mx_err *err) {
+    r->err = *err;
+    for (int32_t i = 0; i < r->p.n_choices; i++) {
+        if (!r->seqs[i].finished) seq_finish(e, &r->seqs[i], MLXCEL_FINISH_ERROR, NULL);
+    }
+}
+
+static void take_request(mlxcel_engine *e, mlxcel_request *r) {
+    r->next = e->requests;
+    e->requests = r;
+    r->n_live = r->p.n_choices;
+    r->seqs = mx_calloc((size_t)r->p.n_choices, sizeof *r->seqs);
+    for (int32_t i = 0; i < r->p.n_choices; i++) r->seqs[i].req = r;
+    mx_err err = {0};
+    for (int32_t i = 0; i < r->p.n_choices; i++) {
+        if (seq_open(e, r, i, &err) != MX_OK) {
+            request_fail(e, r, &err);
+            return;
+        }
+        push_running(e, &r->seqs[i]);
+    }
+}
+
+static bool is_cancelled(mlxcel_request *r) {
+    pthread_mutex_lock(&r->lock);
+    bool c = r->cancelled;
+    pthread_mutex_unlock(&r->lock);
+    return c;
+}
+
+static void end_cancelled(mlxcel_engine *e) {
+    double now = mx_now_s();
+    for (mlxcel_request *r = e->requests; r; r = r->next) {
+        bool late = r->deadline_s > 0 && now > r->deadline_s;
+        if (r->n_live == 0 || (!late && !is_cancelled(r))) continue;
+        if (late) {
+            mx_err err = {0};
+            mx_err_set(&err, MX_TIMEOUT, "the request's time limit of %g s is over",
+                       r->p.timeout_s);
+            request_fail(e, r, &err);
+            continue;
+        }
+        for (int32_t i = 0; i < r->p.n_choices; i++) {
+            seq_finish(e, &r->seqs[i], MLXCEL_FINISH_CANCEL, NULL);
+        }
+        pthread_mutex_lock(&e->lock);
+        e->stats.n_cancelled++;
+        pthread_mutex_unlock(&e->lock);
+    }
+}
+
+// Sequences that ended leave the list; requests without live choices get their last event.
+static void retire(mlxcel_engine *e) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < e->n_running; i++) {
+        if (!e->running[i]->finished) e->running[n++] = e->running[i];
+    }
+    e->n_running = n;
+    for (mlxcel_request **at = &e->requests; *at;) {
+        mlxcel_request *r = *at;
+        if (r->n_live > 0) {
+            at = &r->next;
+            continue;
+        }
+        *at = r->next;
+        pthread_mutex_lock(&e->lock);
+        e->n_open--;
+        if (r->err.status != MX_OK) e->stats.n_errors++;
+        pthread_mutex_unlock(&e->lock);
+        request_done(r);
+        request_release(r);
+    }
+}
+
+// ---- One step ----------------------------------------------------------------------------------
+
+static void describe(mlxcel_engine *e) {
+    int32_t score_rows = MX_MAX(1, e->caps.max_out / MX_MAX(1, e->params.max_batch));
+    for (int32_t i = 0; i < e->n_running; i++) {
+        const eng_seq *s = e->running[i];
+        static const int32_t levels[] = {1, 2, 0}; // normal, high, low
+        e->row_seq[i] = (sched_seq){.phase = s->phase,
+                                    .n_left = s->n_tokens - s->n_past,
+                                    .n_past = s->n_past,
+                                    .priority = levels[s->req->p.priority],
+                                    .arrival = s->arrival,
+                                    .wait_ticks = s->wait_ticks,
+                                    .max_chunk = s->req->p.score ? score_rows : 0};
+    }
+}
+
+static int64_t free_positions(const mlxcel_engine *e) {
+    mx_kv_stats st;
+    mx_kv_get_stats(e->kv, &st);
+    int64_t least = INT64_MAX;
+    for (int32_t g = 0; g < e->caps.n_groups; g++) {
+        least = MX_MIN(least, (int64_t)st.free_pages[g] * e->caps.page_tokens[g]);
+    }
+    return least;
+}
+
+static void admit(mlxcel_engine *e, eng_seq *s) {
+    s->kv = mx_kv_seq_open(e->kv);
+    CHECK(s->kv >= 0);
+    s->phase = SCHED_PREFILLING;
+    mlxcel_request *r = s->req;
+    if (!r->started) {
+        r->started = true;
+        r->started_s = mx_now_s();
+        r->t.queue_ms = (r->started_s - r->submitted_s) * 1e3;
+        r->t.n_prompt = (int32_t)r->p.n_ids;
+    }
+}
+
+// Back to the queue: its state is dropped and computed again later, from prompt and generated.
+static void preempt(mlxcel_engine *e, eng_seq *s) {
+    mx_kv_seq_close(e->kv, s->kv);
+    s->kv = -1;
+    s->n_past = 0;
+    s->phase = SCHED_WAITING;
+    pthread_mutex_lock(&e->lock);
+    e->stats.preemptions++;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static int32_t decide(mlxcel_engine *e, step_pick *picks) {
+    for (;;) {
+        describe(e);
+        sched_state s = {.seqs = e->row_seq,
+                         .n_seqs = e->n_running,
+                         .decode_ticks = e->decode_ticks,
+                         .free_positions = free_positions(e),
+                         .page_tokens = e->caps.page_tokens[0]};
+        sched_decision d = sched_decide(&e->sched, &s, e->row_tok, e->row_admit);
+        if (d.preempt >= 0) {
+            preempt(e, e->running[d.preempt]);
+            continue;
+        }
+        int32_t n = 0;
+        for (int pass = 0; pass < 2; pass++) { // decode rows first
+            for (int32_t i = 0; i < e->n_running; i++) {
+                eng_seq *q = e->running[i];
+                if (e->row_admit[i] && q->phase == SCHED_WAITING) admit(e, q);
+                bool decode = q->phase == SCHED_DECODING;
+                if (e->row_tok[i] == 0 || decode != (pass == 0)) continue;
+                picks[n++] = (step_pick){q, e->row_tok[i], -1};
+            }
+        }
+        for (int32_t i = 0; i < e->n_running; i++) {
+            eng_seq *q = e->running[i];
+            q->wait_ticks = q->phase == SCHED_WAITING ? q->wait_ticks + 1 : 0;
+        }
+        e->decode_ticks = d.n_prefill_rows > 0 ? 0 : e->decode_ticks + 1;
+        return n;
+    }
+}
+
+static void update_phases(mlxcel_engine *e) {
+    for (int32_t i = 0; i < e->n_running; i++) {
+        eng_seq *s = e->running[i];
+        if (s->phase == SCHED_WAITING || s->finished) continue;
+        bool decoding = s->n_past >= s->n_prompt && s->n_tokens - s->n_past <= 1;
+        s->phase = decoding ? SCHED_DECODING : SCHED_PREFILLING;
+    }
+}
+
+// A step that failed ends the requests that were in it; others go on.
+static void fail_picks(mlxcel_engine *e, const step_pick *picks, int32_t n, const mx_err *err) {
+    for (int32_t i = 0; i < n; i++) {
+        if (!picks[i].seq->finished) request_fail(e, picks[i].seq->req, err);
+    }
+}
+
+// The rows that may run again before their tokens are known: every row of the flight decodes with
+// its token chosen on the device, nobody waits, nobody reaches a limit with the token in flight.
+static int32_t pipelined_picks(mlxcel_engine *e, const flight *f, step_pick *picks) {
+    if (!e->pipeline || f->n_rows != e->n_running) return 0;
+    int32_t n = 0;
+    for (int32_t i = 0; i < f->n_rows; i++) {
+        const flight_row *r = &f->rows[i];
+        const eng_seq *s = r->seq;
+        int32_t n_new = s->n_tokens - s->n_prompt;
+        bool limit = (s->req->p.max_tokens >= 0 && n_new + 1 >= s->req->p.max_tokens) ||
+                     s->n_tokens + 1 >= e->info.ctx_size;
+        if (r->n_out != 1 || r->host || s->finished || limit || is_cancelled(s->req)) return 0;
+        picks[n++] = (step_pick){r->seq, 1, r->out_row};
+    }
+    return n;
+}
+
+static void finish_flight(mlxcel_engine *e, flight *f) {
+    mx_err err = {0};
+    step_finish(e, f, &err);
+    update_phases(e);
+}
+
+// Runs one step; with a pipeline the next one is submitted before this one's tokens are read.
+static void run_steps(mlxcel_engine *e, step_pick *picks) {
+    mx_err err = {0};
+    int32_t n = decide(e, picks);
+    if (n == 0) return;
+    flight *f = &e->flights[0];
+    if (step_submit(e, f, picks, n, &err) != MX_OK) {
+        fail_picks(e, picks, n, &err);
+        return;
+    }
+    for (int cur = 0;; cur = 1 - cur) {
+        f = &e->flights[cur];
+        n = pipelined_picks(e, f, picks);
+        flight *next = &e->flights[1 - cur];
+        bool ahead = n > 0 && step_submit(e, next, picks, n, &err) == MX_OK;
+        finish_flight(e, f);
+        if (!ahead) return;
+        e->stats.steps_decode_pipelined++;
+    }
+}
+
+// ---- The thread
+// ----------------------------------------------------------------------------------
+
+static void publish_stats(mlxcel_engine *e) {
+    mx_enc_stats es;
+    mx_kv_stats ks;
+    mx_enc_get_stats(e->enc, &es);
+    mx_kv_get_stats(e->kv, &ks);
+    int32_t waiting = 0, prefilling = 0;
+    for (int32_t i = 0; i < e->n_running; i++) {
+        waiting += e->running[i]->phase == SCHED_WAITING;
+        prefilling += e->running[i]->phase == SCHED_PREFILLING;
+    }
+    pthread_mutex_lock(&e->lock);
+    mlxcel_stats *s = &e->stats;
+    s->n_running = e->n_running - waiting;
+    s->n_queued = waiting;
+    s->n_prefilling = prefilling;
+    s->plans_made = es.plans_made;
+    s->plan_hits = es.plan_hits;
+    s->plan_evictions = es.plan_evictions;
+    s->buffers_prefill = es.buffers[MX_PHASE_PREFILL];
+    s->buffers_decode = es.buffers[MX_PHASE_DECODE] + es.buffers[MX_PHASE_DECODE_SYNC];
+    s->commits_ops = es.commits[MX_COMMIT_OPS];
+    s->commits_bytes = es.commits[MX_COMMIT_BYTES];
+    s->commits_end = es.commits[MX_COMMIT_END];
+    s->commits_sync = es.commits[MX_COMMIT_SYNC];
+    s->kv_pages = (uint64_t)ks.n_pages[0];
+    s->kv_pages_free = (uint64_t)ks.free_pages[0];
+    s->kv_page_tokens = (uint64_t)e->caps.page_tokens[0];
+    s->kv_pool_bytes = ks.pool_bytes;
+    s->kv_used_bytes = ks.used_bytes;
+    s->arena_bytes = es.arena_bytes;
+    s->peak_bytes = MX_MAX(s->peak_bytes, es.arena_peak_bytes + ks.used_bytes);
+    pthread_mutex_unlock(&e->lock);
+}
+
+// Takes the mail; sleeps while there is nothing to do. False when the engine must stop.
+static bool take_mail(mlxcel_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    while (!e->stop && !e->mail_head && e->n_running == 0) {
+        pthread_cond_wait(&e->wake, &e->lock);
+    }
+    mlxcel_request *mail = e->mail_head;
+    e->mail_head = e->mail_tail = NULL;
+    bool stop = e->stop;
+    pthread_mutex_unlock(&e->lock);
+    while (mail) {
+        mlxcel_request *next = mail->next;
+        take_request(e, mail);
+        mail = next;
+    }
+    return !stop;
+}
+
+static void cancel_all(mlxcel_engine *e) {
+    for (mlxcel_request *r = e->requests; r; r = r->next) {
+        for (int32_t i = 0; i < r->p.n_choices; i++) {
+            seq_finish(e, &r->seqs[i], MLXCEL_FINISH_CANCEL, NULL);
+        }
+    }
+    retire(e);
+}
+
+void *engine_main(void *arg) {
+    mlxcel_engine *e = arg;
+    mx_err err = {0};
+    mx_status st = engine_load(e, &err);
+    pthread_mutex_lock(&e->lock);
+    e->open_err = err;
+    e->open_err.status = st;
+    e->is_ready = true;
+    pthread_cond_broadcast(&e->ready);
+    pthread_mutex_unlock(&e->lock);
+    step_pick *picks = st == MX_OK ? mx_calloc((size_t)e->caps.max_range, sizeof *picks) : NULL;
+    while (st == MX_OK && take_mail(e)) {
+        end_cancelled(e);
+        retire(e);
+        run_steps(e, picks);
+        retire(e);
+        publish_stats(e);
+    }
+    if (st == MX_OK) {
+        take_mail(e);
+        cancel_all(e);
+    }
+    mx_free(picks);
+    engine_unload(e);
+    return NULL;
+}

@@ -1,0 +1,302 @@
+// Loading, on the engine thread: device, model, sequence memory, encoder, step buffers, info. And
+// the text side (tokenizer, template, end ids), which runs beside it on the opener's thread.
+#include "engine/engine_int.h"
+
+#include "backend/cpu/cpu.h"
+#include "base/knobs.h"
+#include "base/mem.h"
+#if __has_include("backend/cuda/cuda.h")
+#include "backend/cuda/cuda.h"
+#define HAVE_CUDA_MODULE 1
+#endif
+
+#include <stdio.h>
+#include <string.h>
+
+// ---- Text --------------------------------------------------------------------------------------
+
+static void add_eos(mlxcel_engine *e, int64_t id) {
+    if (id < 0 || id > INT32_MAX) return;
+    for (int32_t i = 0; i < e->n_eos; i++) {
+        if (e->eos_ids[i] == id) return;
+    }
+    e->eos_ids = mx_realloc(e->eos_ids, (size_t)(e->n_eos + 1) * sizeof *e->eos_ids);
+    e->eos_ids[e->n_eos++] = (int32_t)id;
+}
+
+static void add_eos_json(mlxcel_engine *e, const json_t *v) {
+    if (json_is_integer(v)) add_eos(e, json_integer_value(v));
+    for (size_t i = 0; json_is_array(v) && i < json_array_size(v) && i < 256; i++) {
+        const json_t *x = json_array_get(v, i);
+        if (json_is_integer(x)) add_eos(e, json_integer_value(x));
+    }
+}
+
+// The end set is a union: config, generation_config, the tokenizer's own, GGUF's.
+static void collect_eos(mlxcel_engine *e) {
+    if (e->weights.config) add_eos_json(e, mx_config_get(e->weights.config, "eos_token_id"));
+    if (e->weights.generation_config) {
+        add_eos_json(e, json_object_get(e->weights.generation_config, "eos_token_id"));
+    }
+    int32_t ids[64];
+    int32_t n = mx_tokenizer_eos_ids(e->tok, ids, (int32_t)MX_COUNT(ids));
+    for (int32_t i = 0; i < n && i < (int32_t)MX_COUNT(ids); i++) add_eos(e, ids[i]);
+}
+
+mx_status engine_load_text(mlxcel_engine *e, mx_err *err) {
+    if (e->weights.container == MX_CONTAINER_GGUF) {
+        MX_TRY(mx_tokenizer_open_gguf(&e->tok, &e->weights, err));
+    } else {
+        char *dir = mx_strdup(e->model_path);
+        char *slash = mx_path_is_dir(dir) ? NULL : strrchr(dir, '/');
+        if (slash) *slash = 0;
+        mx_status st =
+            mx_tokenizer_open_dir(&e->tok, slash || mx_path_is_dir(dir) ? dir : ".", err);
+        mx_free(dir);
+        MX_TRY(st);
+    }
+    collect_eos(e);
+    mx_str source = mx_tokenizer_template(e->tok, NULL);
+    if (source.n == 0) return MX_OK;
+    mx_err why = {0};
+    if (mx_template_open(&e->tmpl, source, &why) != MX_OK) {
+        mx_log(MX_LOG_WARN, "chat template: %s; chat needs another template", why.msg);
+    }
+    return MX_OK;
+}
+
+// ---- Device
+// --------------------------------------------------------------------------------------
+
+static mx_status open_cuda(mlxcel_engine *e, mx_err *err) {
+#ifdef HAVE_CUDA_MODULE
+    return mx_cuda_open(0, &e->backend, err);
+#else
+    (void)e;
+    return mx_err_set(err, MX_NOTFOUND, "this build has no CUDA backend");
+#endif
+}
+
+static mx_status open_device(mlxcel_engine *e, mx_err *err) {
+    const char *want = e->params.device ? e->params.device : mx_knob_text(MX_KNOB_DEVICE);
+    bool gpu = strcmp(want, "cuda") == 0 || strcmp(want, "gpu") == 0;
+    if (want[0] && !gpu && strcmp(want, "cpu") != 0) {
+        return mx_err_set(err, MX_INVALID, "device '%s': expected cpu, cuda or gpu", want);
+    }
+    if (gpu) {
+        mx_status st = open_cuda(e, err);
+        if (st != MX_OK) mx_err_prefix(err, "device %s", want);
+        return st;
+    }
+    if (!want[0]) {
+        mx_err why = {0};
+        if (open_cuda(e, &why) == MX_OK) return MX_OK;
+        mx_log(MX_LOG_INFO, "no GPU: %s; using the CPU", why.msg);
+    }
+    return mx_cpu_open(e->params.n_threads, &e->backend, err);
+}
+
+// ---- Sizes
+// ---------------------------------------------------------------------------------------
+
+static mx_kv_storage choose_storage(mlxcel_engine *e, mx_err *err, mx_status *st) {
+    const char *want = e->params.kv_storage ? e->params.kv_storage : "auto";
+    *st = MX_OK;
+    if (strcmp(want, "paged") == 0) return MX_KV_PAGED;
+    if (strcmp(want, "dense") == 0) return MX_KV_DENSE;
+    if (strcmp(want, "auto") != 0) {
+        *st = mx_err_set(err, MX_INVALID, "KV storage '%s': expected auto, paged or dense", want);
+    }
+    return e->params.max_batch > 1 ? MX_KV_PAGED : MX_KV_DENSE;
+}
+
+static mx_status choose_codec(mlxcel_engine *e, mx_dtype *codec, mx_err *err) {
+    const char *want = e->params.kv_type;
+    bool exact = mx_knob_flag(MX_KNOB_EXACT);
+    *codec = exact ? MX_F32 : MX_F16;
+    if (!want) return MX_OK;
+    if (strcmp(want, "f16") == 0)
+        *codec = MX_F16;
+    else if (strcmp(want, "f32") == 0)
+        *codec = MX_F32;
+    else
+        return mx_err_set(err, MX_INVALID, "KV type '%s': expected f16 or f32", want);
+    return MX_OK;
+}
+
+static void set_default(int32_t *field, int64_t value) {
+    if (*field <= 0) *field = (int32_t)value;
+}
+
+static mx_status choose_sizes(mlxcel_engine *e, const mx_hparams *hp, mx_kv_spec *spec,
+                              mx_err *err) {
+    mlxcel_params *p = &e->params;
+    set_default(&p->ctx_size, MX_MIN(hp->max_ctx, (int64_t)8192));
+    if (p->ctx_size > hp->max_ctx) {
+        mx_log(MX_LOG_WARN, "context size %d is beyond the %lld the model was trained with",
+               p->ctx_size, (long long)hp->max_ctx);
+    }
+    int64_t chunk = mx_knob_int(MX_KNOB_PREFILL_CHUNK, 512);
+    set_default(&p->prefill_chunk, chunk == 0 ? p->ctx_size : chunk);
+    p->prefill_chunk = MX_MIN(p->prefill_chunk, p->ctx_size);
+    mx_status st;
+    *spec = (mx_kv_spec){.storage = choose_storage(e, err, &st),
+                         .page_tokens = 32,
+                         .max_ctx = p->ctx_size,
+                         .max_seqs = p->max_batch,
+                         .max_chunk = p->prefill_chunk,
+                         .budget_bytes = p->kv_budget_bytes};
+    MX_TRY(st);
+    mx_dtype codec;
+    MX_TRY(choose_codec(e, &codec, err));
+    mx_model_kv_groups(e->model, codec, spec);
+    return MX_OK;
+}
+
+static mx_status check_memory(mlxcel_engine *e, const mx_kv_spec *spec, uint64_t weights,
+                              mx_err *err) {
+    if (e->params.skip_memory_check) return MX_OK;
+    mx_backend_facts f;
+    e->backend->ops->facts(e->backend, &f);
+    uint64_t limit = mx_knob_size(MX_KNOB_MEMORY_LIMIT, UINT64_MAX);
+    uint64_t have = MX_MIN(limit, f.available_bytes), kv = mx_kv_pool_bytes(spec);
+    bool loaded = e->params.lazy_weights ? false : true; // then `available` is without them
+    uint64_t need = kv + (loaded ? 0 : weights);
+    if (need <= have) return MX_OK;
+    return mx_err_set(err, MX_NOMEM,
+                      "KV cache %llu bytes%s%s: more than the %llu bytes available; lower "
+                      "--ctx-size or the batch",
+                      (unsigned long long)kv, loaded ? "" : " and weights",
+                      limit != UINT64_MAX ? " (MLXCEL_MEMORY_LIMIT)" : "",
+                      (unsigned long long)have);
+}
+
+static void choose_budgets(mlxcel_engine *e) {
+    mx_budget_input in = {
+        .device = e->facts.kind, .cc_major = e->facts.cc_major, .cc_minor = e->facts.cc_minor};
+    mx_model_info info;
+    mx_model_get_info(e->model, &info);
+    in.family = info.family->name;
+    mx_budget_input_env(&in);
+    mx_budget_choose(&in, e->budgets);
+}
+
+// ---- Info
+// ----------------------------------------------------------------------------------------
+
+static const char *budget_text(mlxcel_engine *e, int slot, mx_phase p) {
+    const mx_budget *b = &e->budgets[p];
+    mx_buf t;
+    mx_buf_init(&t, 0);
+    if (b->max_ops == MX_BUDGET_UNLIMITED)
+        mx_buf_puts(&t, "ops unlimited, ");
+    else
+        mx_buf_printf(&t, "ops %d, ", b->max_ops);
+    if (b->max_mb == MX_BUDGET_UNLIMITED)
+        mx_buf_puts(&t, "MB unlimited");
+    else
+        mx_buf_printf(&t, "MB %d", b->max_mb);
+    mx_buf_printf(&t, " (%s%s)", b->why, b->elements ? ", counted in elements" : "");
+    e->info_text[slot] = mx_buf_take(&t);
+    return e->info_text[slot];
+}
+
+static void fill_info(mlxcel_engine *e) {
+    mx_model_info m;
+    mx_load_stats l;
+    mx_model_get_info(e->model, &m);
+    mx_model_get_load_stats(e->model, &l);
+    const mx_kv_spec *kv = mx_kv_get_spec(e->kv);
+    mlxcel_info *i = &e->info;
+    e->info_text[0] = mx_strdup(m.format);
+    i->model_path = e->model_path;
+    i->family = m.family->name;
+    i->format = e->info_text[0];
+    i->device = e->facts.device;
+    i->arch = e->facts.arch;
+    i->kv_storage = kv->storage == MX_KV_PAGED ? "paged" : "dense";
+    i->kv_type = kv->groups[0].codec == MX_F32 ? "f32" : "f16";
+    i->decode_path = "native batched forward";
+    i->fallbacks = "";
+    i->budget_prefill = budget_text(e, 1, MX_PHASE_PREFILL);
+    i->budget_decode = budget_text(e, 2, MX_PHASE_DECODE);
+    i->budget_decode_sync = budget_text(e, 3, MX_PHASE_DECODE_SYNC);
+    i->n_threads = e->facts.n_threads;
+    i->n_vocab = (int32_t)m.hp->n_vocab;
+    i->n_layers = (int32_t)m.hp->n_layer;
+    i->ctx_size = e->params.ctx_size;
+    i->ctx_train = (int32_t)m.hp->max_ctx;
+    i->max_batch = e->params.max_batch;
+    i->prefill_chunk = e->params.prefill_chunk;
+    i->exact = mx_knob_flag(MX_KNOB_EXACT);
+    i->n_params = m.n_params;
+    i->weight_bytes = m.weight_bytes;
+    i->kv_pool_bytes = mx_kv_pool_bytes(kv);
+    i->kv_token_bytes = mx_kv_token_bytes(kv);
+    i->load_s = l.seconds;
+}
+
+// ---- Load
+// ----------------------------------------------------------------------------------------
+
+static mx_status init_steps(mlxcel_engine *e, const mx_hparams *hp, mx_err *err) {
+    mlxcel_params *p = &e->params;
+    int32_t rows = MX_MAX(p->prefill_chunk, p->max_batch) + p->max_batch;
+    e->caps = (mx_step_caps){.max_tok = mx_row_bucket(&e->facts, rows),
+                             .max_range = p->max_batch,
+                             .max_out = MX_MAX(p->max_batch, 32),
+                             .n_vocab = (int32_t)hp->n_vocab};
+    mx_kv_caps(e->kv, &e->caps);
+    e->sched = (sched_config){.max_batch = p->max_batch,
+                              .prefill_chunk = p->prefill_chunk,
+                              .grant_interval = p->prefill_grant_interval,
+                              .ageing_ticks = 256,
+                              .max_rows = rows};
+    e->ranges = mx_calloc((size_t)e->caps.max_range, sizeof *e->ranges);
+    for (int i = 0; i < MX_STEP_SLOTS; i++) {
+        e->flights[i].slot = i;
+        e->flights[i].rows = mx_calloc((size_t)e->caps.max_range, sizeof *e->flights[i].rows);
+    }
+    e->pipeline = !e->facts.host_memory && !mx_knob_is_set(MX_KNOB_FORCE_SYNC);
+    return e->backend->ops->step_init(e->backend, &e->caps, e->io, err);
+}
+
+mx_status engine_load(mlxcel_engine *e, mx_err *err) {
+    MX_TRY(open_device(e, err));
+    const char *how = mx_knob_text(MX_KNOB_WEIGHT_MATERIALIZATION);
+    if (strcmp(how, "lazy") == 0)
+        e->params.lazy_weights = true;
+    else if (strcmp(how, "eager") != 0) {
+        return mx_err_set(err, MX_INVALID,
+                          "MLXCEL_WEIGHT_MATERIALIZATION=%s: expected eager or lazy", how);
+    }
+    MX_TRY(mx_model_open(&e->model, e->backend, &e->weights, e->params.lazy_weights, err));
+    mx_model_info info;
+    mx_model_get_info(e->model, &info);
+    e->backend->ops->facts(e->backend, &e->facts);
+    mx_kv_spec spec;
+    MX_TRY(choose_sizes(e, info.hp, &spec, err));
+    MX_TRY(check_memory(e, &spec, info.weight_bytes, err));
+    MX_TRY(mx_kv_open(&e->kv, e->backend, &spec, err));
+    MX_TRY(init_steps(e, info.hp, err));
+    choose_budgets(e);
+    bool fuse = mx_knob_flag(MX_KNOB_FUSED_OPS);
+    e->enc = mx_enc_open(e->backend, e->budgets, 2000, fuse);
+    e->sampler = mx_sampler_open((int32_t)info.hp->n_vocab);
+    fill_info(e);
+    return MX_OK;
+}
+
+void engine_unload(mlxcel_engine *e) {
+    mx_sampler_close(e->sampler);
+    mx_enc_close(e->enc);
+    mx_kv_close(e->kv);
+    mx_model_close(e->model);
+    if (e->backend) e->backend->ops->close(e->backend);
+    mx_free(e->ranges);
+    for (int i = 0; i < MX_STEP_SLOTS; i++) mx_free(e->flights[i].rows);
+    mx_free(e->running);
+    mx_free(e->row_tok);
+    mx_free(e->row_admit);
+    mx_free(e->row_seq);
+}
