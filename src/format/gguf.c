@@ -19,7 +19,7 @@ enum {
     MAX_KV = 1 << 16,
     MAX_KEY_BYTES = 65535,   // the specification's limits
     MAX_NAME_BYTES = 64,     //
-    MAX_STRINGS = 1 << 22,   // elements of all string arrays together
+    MAX_STRINGS = 1 << 21,   // elements of all string arrays together
     MAX_BOOLS = 1 << 20,     // elements of one bool array: each is looked at
     MAX_ALIGNMENT = 1 << 20, // least: 8
     MIN_KV_BYTES = 8 + 1 + 4 + 1,
@@ -108,6 +108,8 @@ __attribute__((format(printf, 3, 4))) static mx_status gguf_fail(gguf_reader *r,
 static size_t bytes_left(const gguf_reader *r) {
     return r->f->n_bytes - r->at;
 }
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are copied as they lie");
 
 // The next n bytes, little-endian. `what` names them when the file ends before.
 static mx_status read_uint(gguf_reader *r, size_t n, uint64_t *out, const char *what) {

@@ -271,6 +271,43 @@ static void huge_counts_allocate_nothing(void **state) {
     mx_buf_free(&b);
 }
 
+// Counts beyond the documented limits, in files of zeros that are large enough for them.
+static void limits_are_their_own_error(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t n_tensors, n_kv;
+        uint32_t elem_type;
+        uint64_t n_elems;
+        mx_status want;
+        const char *part;
+    } rows[] = {
+        {0, 65537, 0, 0, MX_TOOLARGE, "metadata_kv_count: 65537 entries, at most 65536"},
+        {(1u << 21) + 1, 0, 0, 0, MX_TOOLARGE, "tensor_count: 2097153 entries, at most 2097152"},
+        {0, 1, CKPT_STR, (1u << 21) + 1, MX_TOOLARGE, "2097153 strings"},
+        {0, 1, CKPT_BOOL, (1u << 20) + 1, MX_TOOLARGE, "1048577 bools"},
+        {0, 2, CKPT_STR, 1u << 20, MX_FORMAT, "metadata key 1: empty name"}, // the first is fine
+        {0, 2, 0, 1u << 26, MX_FORMAT, "metadata key 1: empty name"},
+    };
+    uint64_t rss = mx_mem_peak_rss_bytes();
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        mx_buf b = header(3, rows[i].n_tensors, rows[i].n_kv);
+        put_key(&b, "k", CKPT_ARR);
+        put32(&b, rows[i].elem_type);
+        put64(&b, rows[i].n_elems);
+        char *path = write_bytes(b.data, b.n);
+        mx_weights w;
+        mx_err err = {0};
+        assert_int_equal(truncate(path, 1 << 28), 0);
+        mx_status st = mx_weights_open(&w, path, &err);
+        if (st != rows[i].want || !strstr(err.msg, rows[i].part)) {
+            fail_msg("expected \"%s\", got %s", rows[i].part, err.msg);
+        }
+        mx_free(path);
+        mx_buf_free(&b);
+    }
+    assert_true(mx_mem_peak_rss_bytes() < MX_MAX(rss, 64u << 20) + (1u << 20));
+}
+
 static void a_file_cut_anywhere_is_refused(void **state) {
     (void)state;
     mx_buf b = valid_bytes();
@@ -678,6 +715,7 @@ int main(void) {
         cmocka_unit_test(every_scalar_type_is_widened),
         cmocka_unit_test(version_2_and_symlinks_open),
         cmocka_unit_test(huge_counts_allocate_nothing),
+        cmocka_unit_test(limits_are_their_own_error),
         cmocka_unit_test(a_file_cut_anywhere_is_refused),
         cmocka_unit_test(truncation_names_tensor_and_bytes),
         cmocka_unit_test(array_and_string_lengths),

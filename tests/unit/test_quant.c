@@ -143,6 +143,46 @@ static void affine_rule_chooses_as_mlx_does(void **state) {
     mx_free(g.data);
 }
 
+// Every bits x group x scale type, several rows, widths that are whole groups but no whole tiles:
+// the codes are known from the hash, not read back by the code under test.
+static void affine_rows_of_any_width(void **state) {
+    (void)state;
+    static const uint8_t bits[] = {2, 3, 4, 5, 6, 8};
+    static const mx_dtype types[] = {MX_F32, MX_F16, MX_BF16};
+    enum { ROWS = 5 };
+    uint64_t h = ckpt_name_hash("wide.weight");
+    for (size_t i = 0; i < 6 * 3 * 3; i++) {
+        mx_wfmt f = {MX_AFFINE, bits[i % 6], (uint16_t)(32 << (i / 6 % 3)), types[i / 18]};
+        int64_t widths[] = {f.group, 3 * f.group, 544 / f.group * f.group, 608 / f.group * f.group};
+        for (size_t k = 0; k < MX_COUNT(widths); k++) {
+            int64_t n = widths[k], groups = n / f.group;
+            size_t bytes, scale = (size_t)mx_dtype_get(f.scale_dtype)->block_bytes;
+            assert_true(mx_wfmt_code_bytes(f, n, &bytes));
+            void *codes = mx_alloc(ROWS * bytes), *s = mx_alloc(ROWS * (size_t)groups * scale);
+            void *b = mx_alloc(ROWS * (size_t)groups * scale);
+            float *out = mx_alloc((size_t)n * sizeof *out);
+            ckpt_fill_affine(f, "wide", ROWS, n, 0.5f, codes, s, b);
+            mx_wview w = {f, ROWS, n, codes, s, b};
+            mx_wview sv = {mx_wfmt_of(f.scale_dtype), ROWS, groups, s, NULL, NULL}, bv = sv;
+            bv.data = b;
+            for (int64_t r = 0; r < ROWS; r++) {
+                float rs[32], rb[32];
+                mx_dequant_row(&w, r, out);
+                mx_dequant_row(&sv, r, rs);
+                mx_dequant_row(&bv, r, rb);
+                for (int64_t c = 0; c < n; c++) {
+                    float code = (float)(ckpt_mix(h, (uint64_t)(r * n + c)) >> (64 - f.bits));
+                    assert_true(out[c] == rs[c / f.group] * code + rb[c / f.group]);
+                }
+            }
+            mx_free(out);
+            mx_free(b);
+            mx_free(s);
+            mx_free(codes);
+        }
+    }
+}
+
 // Greatest error of quantising 5 blocks of values in [-1, 1), as a share of the step's size.
 static float worst_error(mx_dtype t, float lo, float hi) {
     enum { N = 5 * 256 };
@@ -215,6 +255,7 @@ int main(void) {
         cmocka_unit_test(gguf_blocks_mean_what_gguf_py_says),
         cmocka_unit_test(affine_rows_mean_what_mlx_says),
         cmocka_unit_test(affine_rule_chooses_as_mlx_does),
+        cmocka_unit_test(affine_rows_of_any_width),
         cmocka_unit_test(quantisers_stay_near_their_input),
         cmocka_unit_test(quantisers_take_any_input),
         cmocka_unit_test(plain_rows_convert),
