@@ -12,6 +12,8 @@
 // and its activation row: groups are added in ascending order with one fixed formula, the same in
 // every instruction set, for one row or many.
 
+enum { CPU_TILE_ROWS = 16 };
+
 // How activations are prepared. Two weights with equal kinds can share one preparation.
 typedef enum cpu_act_kind {
     CPU_ACT_F32, // the floats themselves

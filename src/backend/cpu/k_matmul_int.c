@@ -1,0 +1,216 @@
+// Integer matrix products: int8 activations times the codes of a tile. Built once per instruction
+// set; no state.
+//
+// Every output is, over activation groups in ascending order (fma rounds once, * once):
+//   dot = sum of (code - center) * x, exact;   y = fma(s, d * dot, y)
+//   and where the format has a bias:           y = fma(b', v, y), v = d * sum of x,
+//                                              b' = fma(center, s, b)
+// so weights act on the quantised activation alone: the error is that of rounding x (about 6e-3 of
+// the result, relative RMS). The code is centred because its mean would multiply nothing but
+// rounding noise. When two formats say the same weight, b' is exactly 0 or the same, and so is y.
+// Q6_K has a scale for 16 columns: dot = sc0 * dot0 + sc1 * dot1, at most 2^24: exact as a float.
+#include "backend/cpu/k_matmul.h"
+#include "backend/cpu/k_matmul_vec.h"
+
+typedef struct record { // one activation group, at the job's first row
+    const uint8_t *x;
+    size_t xs;
+    const float *d, *v;
+    const int32_t *n, *half;
+} record;
+
+VEC_FN record record_at(const uint8_t *p, int tok0, int columns) {
+    const uint8_t *f = p + CPU_ACT_BLOCK * columns + 4 * tok0;
+    return (record){p + tok0 * columns,
+                    (size_t)columns,
+                    (const float *)(const void *)f,
+                    (const float *)(const void *)(f + 4 * CPU_ACT_BLOCK),
+                    (const int32_t *)(const void *)(f + 8 * CPU_ACT_BLOCK),
+                    (const int32_t *)(const void *)(f + 12 * CPU_ACT_BLOCK)};
+}
+
+typedef struct scales {
+    vf s, b; // b' of the formula
+} scales;
+
+VEC_FN vf center_bias(vf s, vf b, int bits) {
+    return vfma(vset1((float)(1 << (bits - 1))), s, b);
+}
+
+VEC_FN scales plain_scales(const cpu_packing *p, const uint8_t *group, bool asym, int bits) {
+    scales r = {.s = vld_type(asym ? p->scale_dtype : MX_F16, group), .b = vset1(0.0f)};
+    if (asym) {
+        r.b = center_bias(r.s, vld_type(p->scale_dtype, group + p->head_bytes / 2), bits);
+    }
+    return r;
+}
+
+VEC_FN scales k45_scales(const uint8_t *group, int u, int bits) {
+    vf s = vmul(vldh((const uint16_t *)(const void *)group),
+                vld_six(group + 64, 4 * u, group + 192, 2 * u));
+    vf m = vmul(vldh((const uint16_t *)(const void *)(group + 32)),
+                vld_six(group + 128, 4 * u, group + 192, 16 + 2 * u));
+    return (scales){.s = s, .b = center_bias(s, vsub(vset1(0.0f), m), bits)};
+}
+
+// y += one activation group of act_units units.
+VEC_FN void add_group(vf *y, int rows, const uint8_t *unit, int bits, int act_units,
+                      const record *r, bool asym, const scales *sc) {
+    vi dot[MM_MAX_TOK];
+    MM_UNROLL for (int t = 0; t < rows; t++) dot[t] = vi_start(r->n[t], bits);
+    MM_UNROLL for (int h = 0; h < 2 * act_units; h++) {
+        vi_dot(dot, rows, unit + h / 2 * bits * CPU_VEC, bits, h % 2, r->x + 16 * h, r->xs);
+    }
+    MM_UNROLL for (int t = 0; t < rows; t++) {
+        y[t] = vfma(sc->s, vmul(vset1(r->d[t]), vi_float(dot[t])), y[t]);
+        if (asym) y[t] = vfma(sc->b, vset1(r->v[t]), y[t]);
+    }
+}
+
+VEC_FN void add_k6_unit(vf *y, int rows, const uint8_t *unit, const record *r, vf s, vf sc0,
+                        vf sc1) {
+    vi dot[2][MM_MAX_TOK];
+    MM_UNROLL for (int t = 0; t < rows; t++) {
+        dot[0][t] = vi_start(r->half[t], 6);
+        dot[1][t] = vi_start(r->n[t] - r->half[t], 6);
+    }
+    vi_dot(dot[0], rows, unit, 6, 0, r->x, r->xs);
+    vi_dot(dot[1], rows, unit, 6, 1, r->x + 16, r->xs);
+    MM_UNROLL for (int t = 0; t < rows; t++) {
+        vf both = vfma(sc0, vi_float(dot[0][t]), vmul(sc1, vi_float(dot[1][t])));
+        y[t] = vfma(s, vmul(vset1(r->d[t]), both), y[t]);
+    }
+}
+
+VEC_FN void store_all(const mm_job *j, const vf *y, int n) {
+    MM_UNROLL for (int i = 0; i < n; i++) vst(j->out + 16 * i, y[i]);
+}
+
+VEC_FN void core_plain(const mm_job *j, int streams, int rows, bool asym, int bits, int act_units) {
+    vf y[MM_MAX_STREAMS * MM_MAX_TOK];
+    MM_UNROLL for (int i = 0; i < streams * rows; i++) y[i] = vset1(0.0f);
+    int acts = act_units == 1 ? 1 : j->p.group_units / 2; // activation groups of a weight group
+    size_t at = 0;
+    const uint8_t *act = j->act;
+    for (int64_t g = 0; g < j->n_groups; g++) {
+        MM_UNROLL for (int s = 0; s < streams; s++) {
+            const uint8_t *group = j->tile[s] + at, *unit = group + j->p.head_bytes;
+            scales sc = plain_scales(&j->p, group, asym, bits);
+            for (int a = 0; a < acts; a++) {
+                record r = record_at(act + (size_t)a * j->act_step, j->tok0, 32 * act_units);
+                add_group(y + s * rows, rows, unit, bits, act_units, &r, asym, &sc);
+                unit += act_units * bits * CPU_VEC;
+            }
+        }
+        act += (size_t)acts * j->act_step;
+        at += j->p.group_bytes;
+    }
+    store_all(j, y, streams * rows);
+}
+
+VEC_FN void core_k(const mm_job *j, int streams, int rows, int bits) {
+    vf y[MM_MAX_STREAMS * MM_MAX_TOK];
+    MM_UNROLL for (int i = 0; i < streams * rows; i++) y[i] = vset1(0.0f);
+    size_t at = 0;
+    const uint8_t *act = j->act;
+    for (int64_t g = 0; g < j->n_groups; g++) {
+        for (int u = 0; u < 8; u++) {
+            record r = record_at(act, j->tok0, 32);
+            MM_UNROLL for (int s = 0; s < streams; s++) {
+                const uint8_t *group = j->tile[s] + at;
+                const uint8_t *unit = group + j->p.head_bytes + u * bits * CPU_VEC;
+                if (bits == 6) {
+                    add_k6_unit(y + s * rows, rows, unit, &r,
+                                vldh((const uint16_t *)(const void *)group),
+                                vld_i8(group + 64 + 32 * u), vld_i8(group + 80 + 32 * u));
+                } else {
+                    scales sc = k45_scales(group, u, bits);
+                    add_group(y + s * rows, rows, unit, bits, 1, &r, true, &sc);
+                }
+            }
+            act += j->act_step;
+        }
+        at += j->p.group_bytes;
+    }
+    store_all(j, y, streams * rows);
+}
+
+// ---- The cores: a name, then the arguments of its kernel
+// -----------------------------------------
+
+#if defined(MX_ISA_AVX512)
+#define ROWS_LIST(X, ...)                                                                          \
+    X(4, 1, __VA_ARGS__)                                                                           \
+    X(4, 2, __VA_ARGS__)                                                                           \
+    X(4, 4, __VA_ARGS__)                                                                           \
+    X(2, 8, __VA_ARGS__)
+#elif defined(MX_ISA_AVX2)
+#define ROWS_LIST(X, ...)                                                                          \
+    X(4, 1, __VA_ARGS__)                                                                           \
+    X(2, 2, __VA_ARGS__)                                                                           \
+    X(1, 4, __VA_ARGS__)
+#else
+#define ROWS_LIST(X, ...)                                                                          \
+    X(1, 1, __VA_ARGS__)                                                                           \
+    X(1, 4, __VA_ARGS__)
+#endif
+
+#define PLAIN_LIST(X)                                                                              \
+    X(s4, false, 4, 1)                                                                             \
+    X(s5, false, 5, 1)                                                                             \
+    X(s8, false, 8, 1)                                                                             \
+    X(a2, true, 2, 1)                                                                              \
+    X(a3, true, 3, 1)                                                                              \
+    X(a4, true, 4, 1)                                                                              \
+    X(a5, true, 5, 1)                                                                              \
+    X(a6, true, 6, 1)                                                                              \
+    X(a8, true, 8, 1)                                                                              \
+    X(b2, true, 2, 2)                                                                              \
+    X(b3, true, 3, 2)                                                                              \
+    X(b4, true, 4, 2)                                                                              \
+    X(b5, true, 5, 2)                                                                              \
+    X(b6, true, 6, 2)                                                                              \
+    X(b8, true, 8, 2)
+#define K_LIST(X)                                                                                  \
+    X(k4, 4)                                                                                       \
+    X(k5, 5)                                                                                       \
+    X(k6, 6)
+
+#define DEFINE_PLAIN(streams, rows, name, asym, bits, units)                                       \
+    static void name##_##rows(const mm_job *j) {                                                   \
+        core_plain(j, streams, rows, asym, bits, units);                                           \
+    }
+#define DEFINE_K(streams, rows, name, bits)                                                        \
+    static void name##_##rows(const mm_job *j) {                                                   \
+        core_k(j, streams, rows, bits);                                                            \
+    }
+#define ENTRY(streams_, rows_, name, ...) {name##_##rows_, streams_, rows_},
+#define PLAIN_CORES(name, asym, bits, units)                                                       \
+    ROWS_LIST(DEFINE_PLAIN, name, asym, bits, units)                                               \
+    static const mm_core name##_cores[] = {ROWS_LIST(ENTRY, name, 0)};
+#define K_CORES(name, bits)                                                                        \
+    ROWS_LIST(DEFINE_K, name, bits)                                                                \
+    static const mm_core name##_cores[] = {ROWS_LIST(ENTRY, name, 0)};
+
+PLAIN_LIST(PLAIN_CORES)
+K_LIST(K_CORES)
+
+enum { N_CORES = sizeof s4_cores / sizeof s4_cores[0] };
+
+static const mm_core *cores_of(const cpu_packing *p) {
+    if (p->family == CPU_FAM_K6) return k6_cores;
+    if (p->family == CPU_FAM_K45) return p->bits == 4 ? k4_cores : k5_cores;
+    bool is_asym = p->family == CPU_FAM_ASYM;
+#define PICK(name, asym_, bits_, units_)                                                           \
+    if (is_asym == asym_ && p->bits == bits_ && p->act_units == units_) return name##_cores;
+    PLAIN_LIST(PICK)
+    CHECKF(false, "no integer product for %d bits", p->bits);
+    return NULL;
+}
+
+mm_core CPU_FN(core_int)(const cpu_packing *p, int64_t n_tok) {
+    const mm_core *c = cores_of(p);
+    int i = 0;
+    while (i + 1 < N_CORES && c[i].rows < n_tok) i++;
+    return c[i];
+}

@@ -1,0 +1,342 @@
+// Integer parts of the matrix products, sixteen output rows at a time, in every instruction set:
+// vi is an int32 for each row, and `quad` h (0 or 1) of a unit is 16 of its columns.
+#ifndef MX_BACKEND_CPU_K_MATMUL_VEC_H
+#define MX_BACKEND_CPU_K_MATMUL_VEC_H
+
+#include "backend/cpu/pack.h"
+#include "backend/cpu/vec.h"
+
+// Loops over streams, rows and quad columns must vanish, or their arrays live in memory.
+#if defined(MX_ISA_SCALAR)
+#define MM_UNROLL
+#else
+#define MM_UNROLL _Pragma("GCC unroll 8")
+#endif
+
+VEC_FN int32_t mm_i32(const void *p) {
+    int32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+// Where the planes of a unit start.
+VEC_FN const uint8_t *mm_plane2(const uint8_t *unit, int bits) {
+    return unit + (bits & 4 ? 4 * CPU_VEC : 0);
+}
+VEC_FN const uint8_t *mm_plane1(const uint8_t *unit, int bits) {
+    return mm_plane2(unit, bits) + (bits & 2 ? 2 * CPU_VEC : 0);
+}
+
+#if defined(MX_ISA_AVX512)
+
+typedef __m512i vi;
+
+// Shifts by a number that only optimised code knows to be constant.
+typedef int32_t mm_v16 __attribute__((vector_size(64)));
+typedef uint16_t mm_v32 __attribute__((vector_size(64)));
+
+// The start of a dot product: n * center, which makes the codes centred.
+VEC_FN vi vi_start(int32_t n, int bits) {
+    return (vi)((mm_v16)_mm512_set1_epi32(n) << (bits - 1));
+}
+VEC_FN vf vi_float(vi a) {
+    return _mm512_cvtepi32_ps(a);
+}
+VEC_FN vf vld_bf16(const uint8_t *p) {
+    __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
+}
+VEC_FN vf vld_i8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+// Six-bit numbers: bits [s4, s4 + 4) of lo, then bits [s2, s2 + 2) of hi.
+VEC_FN vf vld_six(const uint8_t *lo, int s4, const uint8_t *hi, int s2) {
+    __m512i a = _mm512_srl_epi32(_mm512_loadu_si512(lo), _mm_cvtsi32_si128(s4));
+    __m512i b = _mm512_srl_epi32(_mm512_loadu_si512(hi), _mm_cvtsi32_si128(s2));
+    a = _mm512_and_si512(a, _mm512_set1_epi32(15));
+    b = _mm512_and_si512(b, _mm512_set1_epi32(3));
+    return _mm512_cvtepi32_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 4)));
+}
+
+// Moves bit `from` of each byte to bit `to` (other bits are rubbish).
+VEC_FN __m512i mm_move(__m512i v, int from, int to) {
+    return from > to ? (__m512i)((mm_v32)v >> (from - to)) : (__m512i)((mm_v32)v << (to - from));
+}
+
+VEC_FN void mm_codes(__m512i q[4], const uint8_t *unit, int bits, int h) {
+    if (bits == 8) {
+        MM_UNROLL for (int i = 0; i < 4; i++) {
+            q[i] = _mm512_loadu_si512(unit + CPU_VEC * (4 * h + i));
+        }
+        return;
+    }
+    q[0] = q[1] = q[2] = q[3] = _mm512_setzero_si512();
+    if (bits & 4) {
+        const __m512i m = _mm512_set1_epi8(15);
+        __m512i a = _mm512_loadu_si512(unit + 2 * CPU_VEC * h);
+        __m512i b = _mm512_loadu_si512(unit + 2 * CPU_VEC * h + CPU_VEC);
+        q[0] = _mm512_and_si512(a, m);
+        q[1] = _mm512_and_si512(_mm512_srli_epi16(a, 4), m);
+        q[2] = _mm512_and_si512(b, m);
+        q[3] = _mm512_and_si512(_mm512_srli_epi16(b, 4), m);
+    }
+    if (bits & 2) {
+        int to = bits & 4;
+        const __m512i m = _mm512_set1_epi8((char)(3 << to));
+        __m512i a = _mm512_loadu_si512(mm_plane2(unit, bits) + CPU_VEC * h);
+        MM_UNROLL for (int i = 0; i < 4; i++) {
+            q[i] = _mm512_ternarylogic_epi32(q[i], mm_move(a, 2 * i, to), m, 0xf8); // q | a & m
+        }
+    }
+    if (bits & 1) {
+        int to = bits - 1;
+        const __m512i m = _mm512_set1_epi8((char)(1 << to));
+        __m512i a = _mm512_loadu_si512(mm_plane1(unit, bits));
+        MM_UNROLL for (int i = 0; i < 4; i++) {
+            q[i] = _mm512_ternarylogic_epi32(q[i], mm_move(a, 4 * h + i, to), m, 0xf8);
+        }
+    }
+}
+
+// dot[t] += codes of quad h times x of row t (16 columns), rows xs bytes apart.
+VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, const uint8_t *x,
+                   size_t xs) {
+    __m512i q[4];
+    mm_codes(q, unit, bits, h);
+    MM_UNROLL for (int i = 0; i < 4; i++) {
+        MM_UNROLL for (int t = 0; t < n_tok; t++) {
+            __m512i b = _mm512_set1_epi32(mm_i32(x + (size_t)t * xs + 4 * i));
+            dot[t] = _mm512_dpbusd_epi32(dot[t], q[i], b);
+        }
+    }
+}
+
+// Codes of columns 4 * k .. of quad h as floats, less center: w[i] for column 4k + i.
+VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int center) {
+    __m512i q[4];
+    const __m512i m = _mm512_set1_epi32(255), c = _mm512_set1_epi32(center);
+    mm_codes(q, unit, bits, h);
+    MM_UNROLL for (int k = 0; k < 4; k++) {
+        MM_UNROLL for (int i = 0; i < 4; i++) {
+            __m512i v = _mm512_and_si512((__m512i)((mm_v16)q[k] >> 8 * i), m);
+            w[4 * k + i] = _mm512_cvtepi32_ps(_mm512_sub_epi32(v, c));
+        }
+    }
+}
+
+#elif defined(MX_ISA_AVX2)
+
+typedef struct vi {
+    __m256i h[2]; // rows 0..7, 8..15
+} vi;
+
+// With 8 bits vi_dot centres the codes itself.
+VEC_FN vi vi_start(int32_t n, int bits) {
+    __m256i v = bits == 8 ? _mm256_setzero_si256() : _mm256_set1_epi32(n << (bits - 1));
+    return (vi){{v, v}};
+}
+VEC_FN vf vi_float(vi a) {
+    return (vf){_mm256_cvtepi32_ps(a.h[0]), _mm256_cvtepi32_ps(a.h[1])};
+}
+VEC_FN __m256 mm_bf16(const uint8_t *p) {
+    __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
+}
+VEC_FN vf vld_bf16(const uint8_t *p) {
+    return (vf){mm_bf16(p), mm_bf16(p + 16)};
+}
+VEC_FN __m256 mm_i8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+VEC_FN vf vld_i8(const uint8_t *p) {
+    return (vf){mm_i8(p), mm_i8(p + 8)};
+}
+VEC_FN __m256 mm_six(const uint8_t *lo, int s4, const uint8_t *hi, int s2) {
+    __m256i a = _mm256_loadu_si256((const __m256i *)lo);
+    __m256i b = _mm256_loadu_si256((const __m256i *)hi);
+    a = _mm256_and_si256(_mm256_srl_epi32(a, _mm_cvtsi32_si128(s4)), _mm256_set1_epi32(15));
+    b = _mm256_and_si256(_mm256_srl_epi32(b, _mm_cvtsi32_si128(s2)), _mm256_set1_epi32(3));
+    return _mm256_cvtepi32_ps(_mm256_or_si256(a, _mm256_slli_epi32(b, 4)));
+}
+VEC_FN vf vld_six(const uint8_t *lo, int s4, const uint8_t *hi, int s2) {
+    return (vf){mm_six(lo, s4, hi, s2), mm_six(lo + 32, s4, hi + 32, s2)};
+}
+
+// Shifts by a number that only optimised code knows to be constant.
+typedef int32_t mm_v8 __attribute__((vector_size(32)));
+typedef uint16_t mm_v16 __attribute__((vector_size(32)));
+
+VEC_FN __m256i mm_move(__m256i v, int from, int to) {
+    return from > to ? (__m256i)((mm_v16)v >> (from - to)) : (__m256i)((mm_v16)v << (to - from));
+}
+VEC_FN __m256i mm_load(const uint8_t *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+// unit is 32 bytes further on for rows 8..15.
+VEC_FN void mm_codes(__m256i q[4], const uint8_t *unit, int bits, int h) {
+    if (bits == 8) {
+        MM_UNROLL for (int i = 0; i < 4; i++) q[i] = mm_load(unit + CPU_VEC * (4 * h + i));
+        return;
+    }
+    q[0] = q[1] = q[2] = q[3] = _mm256_setzero_si256();
+    if (bits & 4) {
+        const __m256i m = _mm256_set1_epi8(15);
+        __m256i a = mm_load(unit + 2 * CPU_VEC * h), b = mm_load(unit + 2 * CPU_VEC * h + CPU_VEC);
+        q[0] = _mm256_and_si256(a, m);
+        q[1] = _mm256_and_si256(_mm256_srli_epi16(a, 4), m);
+        q[2] = _mm256_and_si256(b, m);
+        q[3] = _mm256_and_si256(_mm256_srli_epi16(b, 4), m);
+    }
+    if (bits & 2) {
+        int to = bits & 4;
+        const __m256i m = _mm256_set1_epi8((char)(3 << to));
+        __m256i a = mm_load(mm_plane2(unit, bits) + CPU_VEC * h);
+        MM_UNROLL for (int i = 0; i < 4; i++) {
+            q[i] = _mm256_or_si256(q[i], _mm256_and_si256(mm_move(a, 2 * i, to), m));
+        }
+    }
+    if (bits & 1) {
+        int to = bits - 1;
+        const __m256i m = _mm256_set1_epi8((char)(1 << to));
+        __m256i a = mm_load(mm_plane1(unit, bits));
+        MM_UNROLL for (int i = 0; i < 4; i++) {
+            q[i] = _mm256_or_si256(q[i], _mm256_and_si256(mm_move(a, 4 * h + i, to), m));
+        }
+    }
+}
+
+// Sums of pairs of products in 16 bits: a pair is at most 2 * 127 * code, so four pairs of 5-bit
+// codes (31,496) or two of 6-bit codes (32,004) fit. 8-bit codes are centred first; |code| <= 128
+// times the x with its sign: one pair is at most 32,512.
+VEC_FN __m256i mm_dot4(__m256i acc, const __m256i q[4], const uint8_t *x, int bits) {
+    const __m256i one = _mm256_set1_epi16(1), flip = _mm256_set1_epi8((char)128);
+    __m256i s[4];
+    MM_UNROLL for (int i = 0; i < 4; i++) {
+        __m256i b = _mm256_set1_epi32(mm_i32(x + 4 * i));
+        if (bits == 8) {
+            __m256i w = _mm256_xor_si256(q[i], flip);
+            s[i] = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(b, w));
+        } else {
+            s[i] = _mm256_maddubs_epi16(q[i], b);
+        }
+    }
+    if (bits == 8) {
+        MM_UNROLL for (int i = 0; i < 4; i++) {
+            acc = _mm256_add_epi32(acc, _mm256_madd_epi16(s[i], one));
+        }
+        return acc;
+    }
+    __m256i a = _mm256_add_epi16(s[0], s[1]), b = _mm256_add_epi16(s[2], s[3]);
+    if (bits == 6) {
+        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, one));
+        return _mm256_add_epi32(acc, _mm256_madd_epi16(b, one));
+    }
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_add_epi16(a, b), one));
+}
+
+VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, const uint8_t *x,
+                   size_t xs) {
+    MM_UNROLL for (int k = 0; k < 2; k++) {
+        __m256i q[4];
+        mm_codes(q, unit + 32 * k, bits, h);
+        MM_UNROLL for (int t = 0; t < n_tok; t++) {
+            dot[t].h[k] = mm_dot4(dot[t].h[k], q, x + (size_t)t * xs, bits);
+        }
+    }
+}
+
+VEC_FN __m256 mm_column(__m256i q, int i, int center) {
+    __m256i v = _mm256_and_si256((__m256i)((mm_v8)q >> 8 * i), _mm256_set1_epi32(255));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(v, _mm256_set1_epi32(center)));
+}
+
+VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int center) {
+    __m256i a[4], b[4];
+    mm_codes(a, unit, bits, h);
+    mm_codes(b, unit + 32, bits, h);
+    MM_UNROLL for (int k = 0; k < 4; k++) {
+        MM_UNROLL for (int i = 0; i < 4; i++) {
+            w[4 * k + i] = (vf){mm_column(a[k], i, center), mm_column(b[k], i, center)};
+        }
+    }
+}
+
+#else
+
+typedef struct vi {
+    int32_t v[16];
+} vi;
+
+VEC_FN vi vi_start(int32_t n, int bits) {
+    vi r;
+    for (int i = 0; i < 16; i++) r.v[i] = n * (1 << (bits - 1));
+    return r;
+}
+VEC_FN vf vi_float(vi a) {
+    VEC_LOOP((float)a.v[i]);
+}
+VEC_FN vf vld_bf16(const uint8_t *p) {
+    uint16_t h[16];
+    memcpy(h, p, sizeof h);
+    VEC_LOOP(mx_bf16_to_f32(h[i]));
+}
+VEC_FN vf vld_i8(const uint8_t *p) {
+    VEC_LOOP((float)(int8_t)p[i]);
+}
+VEC_FN vf vld_six(const uint8_t *lo, int s4, const uint8_t *hi, int s2) {
+    VEC_LOOP((float)((mm_i32(lo + 4 * i) >> s4 & 15) | (mm_i32(hi + 4 * i) >> s2 & 3) << 4));
+}
+
+VEC_FN void mm_codes(uint8_t q[4][CPU_VEC], const uint8_t *unit, int bits, int h) {
+    for (int i = 0; i < 4; i++) {
+        int j = 4 * h + i;
+        const uint8_t *a = bits == 8 ? unit + CPU_VEC * j : unit + CPU_VEC * (j / 2);
+        const uint8_t *b = mm_plane2(unit, bits) + CPU_VEC * h, *c = mm_plane1(unit, bits);
+        for (int k = 0; k < CPU_VEC; k++) {
+            int v = 0;
+            if (bits == 8)
+                v = a[k];
+            else if (bits & 4)
+                v = a[k] >> (4 * (j & 1)) & 15;
+            if (bits != 8 && bits & 2) v |= (b[k] >> 2 * i & 3) << (bits & 4);
+            if (bits & 1) v |= (c[k] >> j & 1) << (bits - 1);
+            q[i][k] = (uint8_t)v;
+        }
+    }
+}
+
+VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, const uint8_t *x,
+                   size_t xs) {
+    uint8_t q[4][CPU_VEC];
+    mm_codes(q, unit, bits, h);
+    for (int t = 0; t < n_tok; t++) {
+        const int8_t *xt = (const int8_t *)(x + (size_t)t * xs);
+        for (int i = 0; i < 4; i++) {
+            for (int r = 0; r < 16; r++) {
+                const uint8_t *w = q[i] + 4 * r;
+                dot[t].v[r] += w[0] * xt[4 * i] + w[1] * xt[4 * i + 1] + w[2] * xt[4 * i + 2] +
+                               w[3] * xt[4 * i + 3];
+            }
+        }
+    }
+}
+
+VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int center) {
+    uint8_t q[4][CPU_VEC];
+    mm_codes(q, unit, bits, h);
+    for (int c = 0; c < 16; c++) {
+        for (int r = 0; r < 16; r++) w[c].f[r] = (float)(q[c / 4][4 * r + c % 4] - center);
+    }
+}
+
+#endif
+
+// Sixteen numbers of a scale type.
+VEC_FN vf vld_type(mx_dtype t, const uint8_t *p) {
+    if (t == MX_F16) return vldh((const uint16_t *)(const void *)p);
+    if (t == MX_BF16) return vld_bf16(p);
+    return vld((const float *)(const void *)p);
+}
+
+#endif
