@@ -27,13 +27,20 @@ typedef struct bpe_entry {
 } bpe_entry;
 
 #define NO_PAIR UINT64_MAX
-enum { NIL = UINT32_MAX, SCAN_MAX = 48 };
+#define NIL     UINT32_MAX
+enum { SCAN_MAX = 48 };
 
 void bpe_free(bpe *b) {
     mx_free(b->rules);
     mx_free(b->score_rank);
     mx_free(b->n_chars);
     *b = (bpe){0};
+}
+
+// A token of the model itself.
+static int32_t find_token(const bpe *b, mx_str text) {
+    int32_t id = vocab_find(b->v, text);
+    return id >= 0 && (b->v->flags[id] & TOK_OUTSIDE) ? -1 : id;
 }
 
 void bpe_init(bpe *b, const vocab *v) {
@@ -150,7 +157,7 @@ static int32_t join_texts(const bpe *b, int32_t l, int32_t r) {
     char joint[VOCAB_MAX_TOKEN];
     memcpy(joint, ls.p, ls.n);
     memcpy(joint + ls.n, rs.p, rs.n);
-    return vocab_find(b->v, (mx_str){joint, ls.n + rs.n});
+    return find_token(b, (mx_str){joint, ls.n + rs.n});
 }
 
 // Sets key and joint of the pair (s, right); right < 0 means none.
@@ -192,7 +199,7 @@ static size_t first_symbols(const bpe *b, bpe_sym *s, mx_str piece) {
     for (size_t i = 0; i < piece.n;) {
         size_t from = i;
         uint32_t c = unicode_next(piece.p, &i);
-        int32_t id = c < BPE_LOW ? b->low[c] : vocab_find(b->v, (mx_str){piece.p + from, i - from});
+        int32_t id = c < BPE_LOW ? b->low[c] : find_token(b, (mx_str){piece.p + from, i - from});
         if (id >= 0) {
             if (pending) s[n++].id = b->unk;
             pending = false;
@@ -322,7 +329,7 @@ static void merge_by_heap(const bpe *b, bpe_work *w, size_t n) {
 void bpe_encode(const bpe *b, bpe_work *w, mx_str piece, mx_ids *out) {
     if (piece.n == 0) return;
     if (b->ignore_merges) {
-        int32_t id = vocab_find(b->v, piece);
+        int32_t id = find_token(b, piece);
         if (id >= 0) {
             mx_ids_push(out, id);
             return;

@@ -57,12 +57,15 @@ mx_status tokenizer_add_token(mx_tokenizer *t, int64_t id, mx_str text, added_op
         return mx_err_set(err, MX_FORMAT, "'%.*s' has id %lld here and %d in the vocabulary",
                           (int)MX_MIN(text.n, 80u), text.p, (long long)id, known);
     }
-    if (known < 0) MX_TRY(vocab_put(&t->v, id, text, err));
+    if (known < 0) {
+        MX_TRY(vocab_put(&t->v, id, text, err));
+        t->v.flags[id] |= TOK_OUTSIDE;
+    }
     if (t->v.flags[id] & TOK_ADDED) {
         return mx_err_set(err, MX_FORMAT, "'%.*s' is listed twice", (int)MX_MIN(text.n, 80u),
                           text.p);
     }
-    t->v.flags[id] |= TOK_ADDED | (o.special ? TOK_SPECIAL : 0);
+    t->v.flags[id] |= (uint8_t)(TOK_ADDED | (o.special ? TOK_SPECIAL : 0));
     added_token a = {.match = tokenizer_copy(t, text),
                      .id = (int32_t)id,
                      .single_word = o.single_word,

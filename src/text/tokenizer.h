@@ -12,6 +12,8 @@ typedef struct mx_tokenizer mx_tokenizer;
 // pre-tokenizers, post-processors, decoders and added tokens of such files. A construct that is
 // not supported is an error that names it; nothing is skipped in silence.
 mx_status mx_tokenizer_open_dir(mx_tokenizer **t, const char *dir, mx_err *err);
+// From memory: the text of a tokenizer.json, and that of a tokenizer_config.json (p NULL: none).
+mx_status mx_tokenizer_open_json(mx_tokenizer **t, mx_str json, mx_str config, mx_err *err);
 // From GGUF metadata: tokenizer.ggml.model gpt2 (with its `pre`) or llama (SentencePiece BPE).
 mx_status mx_tokenizer_open_gguf(mx_tokenizer **t, const mx_weights *w, mx_err *err);
 void mx_tokenizer_close(mx_tokenizer *t);

@@ -11,10 +11,10 @@ enum {
 
 enum {
     TOK_EXISTS = 1,
-    TOK_ADDED = 2,   // an added token: matched in the text before anything else
-    TOK_SPECIAL = 4, // skipped by decode(skip_special)
-    TOK_MARKUP = 8,  // never made from untrusted text
-    TOK_BYTE = 16,   // spells one byte, <0xXX>
+    TOK_ADDED = 2,    // an added token: matched in the text before anything else
+    TOK_SPECIAL = 4,  // skipped by decode(skip_special)
+    TOK_MARKUP = 8,   // never made from untrusted text
+    TOK_OUTSIDE = 16, // an added token that the model's own vocabulary does not hold
 };
 
 typedef struct vocab_range {
@@ -28,10 +28,9 @@ typedef struct vocab {
     vocab_range *text;  // by id: the file's spelling
     vocab_range *piece; // by id: what the token reads as
     uint8_t *flags;     // by id: TOK_*
-    uint32_t *hash;     // by id
     uint32_t n, cap;    // 1 + greatest id; room
     uint32_t n_tokens;  // ids that exist
-    uint32_t *slots;    // id + 1, or 0
+    uint64_t *slots;    // hash << 32 | id + 1, or 0
     uint32_t n_slots;
     uint32_t max_token_bytes;
 } vocab;
