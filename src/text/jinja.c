@@ -107,10 +107,10 @@ static void define_vars(jrt *r, const mx_template_vars *vars) {
             jinja_fail(r, MX_INVALID, "%s is not valid UTF-8", tokens[i][0]);
         define(r, tokens[i][0], jv_str(jinja_str_make(r, mx_str_of(tokens[i][1]), true)));
     }
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)vars->extra, key, value) {
-        define(r, key, jinja_from_json(r, value, true, 0));
+    json_t *extra = (json_t *)vars->extra; // jansson's iterators do not change it
+    for (void *it = json_object_iter(extra); it; it = json_object_iter_next(extra, it)) {
+        jval v = jinja_from_json(r, json_object_iter_value(it), true, 0);
+        define(r, json_object_iter_key(it), v);
     }
 }
 

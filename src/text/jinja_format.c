@@ -157,6 +157,18 @@ static void percent_value(jpercent *p, jval v, jspec *k) {
     double f;
     bool trusted = p->trusted && !jinja_tainted(v);
     if (v.kind == JV_UNDEF && k->type != 's' && k->type != 'r') jinja_fail_undef(p->r, v);
+    if (k->type == 'c') {
+        char one[4];
+        if (jinja_as_int(v, &i)) {
+            if (i < 0 || i > 0x10ffff || (i >= 0xd800 && i <= 0xdfff))
+                jinja_fail(p->r, MX_INVALID, "%%c arg not a character");
+            size_t n = (size_t)mx_utf8_encode((uint32_t)i, one);
+            v = jv_str(jinja_str_make(p->r, (mx_str){one, n}, trusted));
+        }
+        if (v.kind != JV_STR || v.u.s->n_chars != 1)
+            jinja_fail(p->r, MX_INVALID, "%%c requires int or char");
+        k->type = 's';
+    }
     switch (k->type) {
     case 's':
     case 'r': {
@@ -227,7 +239,7 @@ static void percent_one(jpercent *p, mx_str f, size_t *at) {
         jinja_buf_add(p->r, p->out, mx_str_of("%"), p->trusted);
         return;
     }
-    if (!strchr("srdiuxXofFeEgG", k.type))
+    if (!strchr("srcdiuxXofFeEgG", k.type))
         jinja_fail(p->r, MX_UNSUPPORTED, "format character '%c' (0x%x)",
                    isprint((unsigned char)k.type) ? k.type : '?', (unsigned char)k.type);
     percent_value(p, jv_is_given(v) ? v : next_arg(p), &k);

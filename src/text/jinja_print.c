@@ -137,7 +137,11 @@ static void repr(jrt *r, jbuf *b, jval v, bool trusted, int depth) {
         jinja_print_float(v.u.f, tmp);
         add(r, b, tmp, trusted);
         return;
-    case JV_STR: repr_str(r, b, v.u.s, trusted); return;
+    case JV_STR:
+        if (v.u.s->markup) add(r, b, "Markup(", trusted);
+        repr_str(r, b, v.u.s, trusted);
+        if (v.u.s->markup) add(r, b, ")", trusted);
+        return;
     case JV_LIST: repr_items(r, b, v.u.l, trusted, depth); return;
     case JV_DICT: repr_dict(r, b, v.u.d, trusted, depth); return;
     case JV_NS:
@@ -371,10 +375,11 @@ jval jinja_tojson(jrt *r, jval self, const jargs *a) {
 jval jinja_fromjson(jrt *r, jval self, const jargs *a) {
     (void)a;
     if (self.kind != JV_STR) jinja_fail(r, MX_INVALID, "from_json needs a string");
-    json_error_t e;
+    mx_err why = {0};
     jjson *j = JINJA_NEW(r, jjson);
-    j->json = json_loadb(self.u.s->p, self.u.s->n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &e);
-    if (!j->json) jinja_fail(r, MX_INVALID, "from_json: %s at column %d", e.text, e.column);
+    j->json = mx_json_parse(self.u.s->p, self.u.s->n, JINJA_MAX_STRING, MX_JSON_CONFIG, "from_json",
+                            &why);
+    if (!j->json) jinja_fail(r, MX_INVALID, "%s", why.msg);
     j->next = r->jsons;
     r->jsons = j;
     jinja_charge(r, self.u.s->n / 64);

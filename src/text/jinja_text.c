@@ -114,8 +114,7 @@ static void split_space(jrt *r, jlist *l, const jstr *s, int64_t max) {
         while (from < t.n && jinja_is_space(jinja_next_char(t, &next))) from = next;
         if (from >= t.n) return;
         if (max == 0) {
-            const jstr *rest = jinja_str_part(r, s, from, t.n);
-            jinja_list_add(r, l, jv_str(jinja_text_strip(r, rest, NULL, false, true)));
+            add_part(r, l, s, from, t.n);
             return;
         }
         max--;
@@ -136,7 +135,7 @@ static void split_space_right(jrt *r, jlist *l, const jstr *s, int64_t max) {
         if (end == 0) return;
         size_t from = end;
         if (max == 0) {
-            jinja_list_add(r, l, jv_str(jinja_text_strip(r, s, NULL, true, false)));
+            add_part(r, l, s, 0, end);
             return;
         }
         while (from > 0) {

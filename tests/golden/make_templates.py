@@ -6,7 +6,8 @@
 PATH is a .jinja file, a tokenizer_config.json or a .gguf file; SOURCE says where it came from and
 is written into the golden file. Needs transformers and jinja2 (gguf for .gguf files). OUT gets
 conversations.json and one NAME.json a template: its text and, per conversation, the expected text
-or the message of the exception. Times are fixed (NOW, UTC).
+or the message of the exception; and semantics.json: the snippets of semantics.txt with what they
+give. Times are fixed (NOW, UTC).
 """
 import datetime
 import json
@@ -168,6 +169,37 @@ def case(template, name, conv, bos, eos):
         return {"conversation": name, "raises": str(e)}
 
 
+VARS = {
+    "messages": [
+        {"role": "user", "content": "Hello  World\n"},
+        {"role": "assistant", "content": "a,b,,c", "n": 5, "f": 1.5, "t": True, "z": None,
+         "l": [3, 1, 2], "d": {"b": 1, "a": [], "C": {"x": "y"}}},
+    ],
+    "extra": {
+        "s": "héllo wörld ẞ😀", "num": 7, "fl": 2.5, "neg": -3, "big": 123456789012,
+        "lst": ["b", "A", "c", "a"],
+        "people": [{"name": "Bob", "age": 30, "city": "X"},
+                   {"name": "alice", "age": 25, "city": "y"},
+                   {"name": "Eve", "age": 30, "city": "x"}],
+        "dct": {"k": "v", "items": "mine", "n": 1}, "empty": [], "tags": "<a href='x'>&\"</a>",
+    },
+}
+
+
+def semantics():
+    cases = []
+    text = pathlib.Path(__file__).with_name("semantics.txt").read_text(encoding="utf-8")
+    for snippet in text[:-1].split("\n===\n"):
+        variables = dict(messages=VARS["messages"], tools=None, documents=None, bos_token="<s>",
+                         eos_token="</s>", add_generation_prompt=True, **VARS["extra"])
+        try:
+            compiled = ctu._compile_jinja_template(snippet)
+            cases.append({"template": snippet, "expect": compiled.render(**variables)})
+        except Exception as e:  # whatever it does wrong is the expectation
+            cases.append({"template": snippet, "raises": str(e)})
+    return {**VARS, "now": NOW, "cases": cases}
+
+
 def load(path):
     if path.endswith(".gguf"):
         from gguf import GGUFReader
@@ -186,6 +218,7 @@ def write(path, value):
 def main():
     out = pathlib.Path(sys.argv[1])
     write(out / "conversations.json", CONVERSATIONS)
+    write(out / "semantics.json", semantics())
     for arg in sys.argv[2:]:
         name, source, path = arg.split("=", 2)
         template = load(path)
