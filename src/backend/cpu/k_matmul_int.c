@@ -20,6 +20,7 @@ typedef struct record { // one activation group, at the job's first row
 } record;
 
 VEC_FN record record_at(const uint8_t *p, int tok0, int columns) {
+    MM_FORGET_POINTER(p);
     const uint8_t *f = p + CPU_ACT_BLOCK * columns + 4 * tok0;
     return (record){p + tok0 * columns,
                     (size_t)columns,
@@ -115,8 +116,8 @@ VEC_FN void core_k(const mm_job *j, int streams, int rows, int bits) {
     const uint8_t *act = j->act;
     for (int64_t g = 0; g < j->n_groups; g++) {
         for (int u = 0; u < 8; u++) {
-            record r = record_at(act, j->tok0, 32);
             MM_UNROLL for (int s = 0; s < streams; s++) {
+                record r = record_at(act, j->tok0, 32);
                 const uint8_t *group = j->tile[s] + at;
                 const uint8_t *unit = group + j->p.head_bytes + u * bits * CPU_VEC;
                 if (bits == 6) {
@@ -143,7 +144,7 @@ VEC_FN void core_k(const mm_job *j, int streams, int rows, int bits) {
     X(4, 1, __VA_ARGS__)                                                                           \
     X(4, 2, __VA_ARGS__)                                                                           \
     X(4, 4, __VA_ARGS__)                                                                           \
-    X(2, 8, __VA_ARGS__)
+    X(1, 8, __VA_ARGS__)
 #elif defined(MX_ISA_AVX2)
 #define ROWS_LIST(X, ...)                                                                          \
     X(4, 1, __VA_ARGS__)                                                                           \

@@ -9,9 +9,16 @@
 // Loops over streams, rows and quad columns must vanish, or their arrays live in memory.
 #if defined(MX_ISA_SCALAR)
 #define MM_UNROLL
+#elif defined(__clang__)
+#define MM_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define MM_UNROLL _Pragma("GCC unroll 8")
 #endif
+
+// The compiler forgets what it knows of a value. On pointers to activations: gcc would keep every
+// number loaded for one stream in a register, or on the stack, for the next.
+#define MM_FORGET_POINTER(p) __asm__("" : "+r"(p))
+#define MM_FORGET_VECTOR(v)  __asm__("" : "+v"(v))
 
 VEC_FN int32_t mm_i32(const void *p) {
     int32_t v;
@@ -37,7 +44,9 @@ typedef uint16_t mm_v32 __attribute__((vector_size(64)));
 
 // The start of a dot product: n * center, which makes the codes centred.
 VEC_FN vi vi_start(int32_t n, int bits) {
-    return (vi)((mm_v16)_mm512_set1_epi32(n) << (bits - 1));
+    __m512i v = _mm512_set1_epi32(n);
+    MM_FORGET_VECTOR(v); // or gcc shifts in a general register first
+    return (vi)((mm_v16)v << (bits - 1));
 }
 VEC_FN vf vi_float(vi a) {
     return _mm512_cvtepi32_ps(a);
