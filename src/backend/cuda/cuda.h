@@ -1,0 +1,27 @@
+// The CUDA backend: libcuda.so.1 is opened at run time, the kernels are in the binary.
+#ifndef MX_BACKEND_CUDA_CUDA_H
+#define MX_BACKEND_CUDA_CUDA_H
+
+#include "backend/backend.h"
+
+// Opens device number `device` (0..). NOTFOUND with one line: no driver or no such device.
+// UNSUPPORTED: the driver is older than this build needs, the device has no code in this binary,
+// or the program was built without CUDA.
+mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err);
+
+// Devices the driver offers; 0 without a driver, or when built without CUDA.
+int mx_cuda_device_count(void);
+
+// Architectures compiled in, "sm_80 sm_90a … PTX"; "" when built without CUDA.
+const char *mx_cuda_archs(void);
+
+typedef struct mx_cuda_counters { // since open
+    uint64_t graphs_made, graph_launches, kernel_launches, boundaries;
+    uint64_t uploads, upload_bytes;
+    double upload_copy_s, upload_total_s;
+    bool pinned; // uploads go through the pinned ring
+    bool blaslt; // cuBLASLt was found
+} mx_cuda_counters;
+void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out);
+
+#endif

@@ -1,0 +1,34 @@
+# The CUDA backend: kernels to fatbins, embedded in one object. Without nvcc: a stand-in.
+# CUDA_ARCHS="90a" shortens a build for one kind of GPU.
+CUDA_ARCHS ?= 80 90a 100 120
+CUDA_PTX   ?= 80
+ifneq ($(filter backend/cuda,$(MODULES)),)
+ifneq ($(NVCC),)
+CUDA_HOME  ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_CU    := $(wildcard src/backend/cuda/kernels/*.cu)
+CUDA_FAT   := $(CUDA_CU:src/backend/cuda/kernels/%.cu=$(B)/gen/cuda/%.fatbin)
+CUDA_GEN   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+              $(foreach a,$(CUDA_PTX),-gencode arch=compute_$(a),code=compute_$(a))
+CUDA_INC   := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),-isystem $(CUDA_HOME)/include)
+OBJ        += $(B)/obj/src/backend/cuda/images.o
+$(B)/obj/src/backend/cuda/%.o: CFLAGS += $(CUDA_INC)
+$(B)/gen/cuda/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.cuh) src/backend/cuda/kargs.h
+	@mkdir -p $(dir $@)
+	$(NVCC) -std=c++17 -O3 $(CUDA_GEN) -fatbin -o $@ $<
+# One assembly file: the images, a table of them, and the list of architectures.
+$(B)/gen/cuda/images.S: $(CUDA_FAT)
+	@mkdir -p $(dir $@)
+	@{ i=0; echo '.section .rodata'; for f in $(CUDA_FAT); do \
+	    printf '.balign 64\nimage%d: .incbin "%s"\n' $$i $$f; i=$$((i+1)); done; \
+	  printf '.globl cuda_archs\ncuda_archs: .asciz "%s"\n' '$(strip $(foreach a,$(CUDA_ARCHS),sm_$(a)) $(if $(CUDA_PTX),PTX))'; \
+	  printf '.section .data.rel.ro,"aw"\n.balign 8\n.globl cuda_images\ncuda_images:\n'; \
+	  j=0; while [ $$j -lt $$i ]; do printf '.quad image%d\n' $$j; j=$$((j+1)); done; \
+	  printf '.quad 0\n.section .note.GNU-stack,"",%%progbits\n'; } > $@
+$(B)/obj/src/backend/cuda/images.o: $(B)/gen/cuda/images.S
+	@mkdir -p $(dir $@)
+	$(CC) -c -o $@ $<
+else
+OBJ        := $(filter-out $(B)/obj/src/backend/cuda/%.o,$(OBJ)) $(B)/obj/src/backend/cuda/stub/none.o
+$(info no nvcc: the program is built without CUDA)
+endif
+endif

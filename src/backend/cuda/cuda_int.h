@@ -1,0 +1,159 @@
+// Inside the CUDA backend: device, kernels, and lowering of ops to launches.
+#ifndef MX_BACKEND_CUDA_INT_H
+#define MX_BACKEND_CUDA_INT_H
+
+#include "backend/backend.h"
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/drv.h"
+#include "backend/cuda/kargs.h"
+#include "base/mem.h"
+
+typedef enum cuda_kernel {
+#define KERNEL(name) CK_##name,
+#include "backend/cuda/kernels.def"
+#undef KERNEL
+    CK_COUNT
+} cuda_kernel;
+
+typedef struct cuda_pack_info {
+    const char *name;
+    int32_t bits, group, kb, sc;
+    int32_t block_bytes, slot_bytes, sum_cols; // one block; one ring slot; columns of a sum
+} cuda_pack_info;
+const cuda_pack_info *cuda_pack_get(int pack); // KPACK_*
+
+// Scratch memory of launches: blocks stay until close, so that older plans keep theirs.
+typedef struct cuda_scratch {
+    struct cuda_scratch *next;
+    CUdeviceptr base;
+    size_t n_bytes;
+} cuda_scratch;
+
+typedef struct cuda_lt cuda_lt; // cuBLASLt, see lt.c
+typedef struct cuda_ring cuda_ring; // pinned upload ring, see upload.c
+
+enum { CUDA_MAX_MODULES = 16 };
+
+typedef struct cuda_backend {
+    mx_backend base;
+    CUdevice dev;
+    CUcontext ctx;
+    CUstream stream;
+    int32_t cc_major, cc_minor, n_sm, smem_max, smem_sm;
+    char name[128], arch[32];
+    CUmodule modules[CUDA_MAX_MODULES];
+    int32_t n_modules;
+    CUfunction fn[CK_COUNT]; // resolved at first use
+    mx_step_caps caps;
+    mx_step_layout layout;
+    CUdeviceptr step;
+    mx_step_io io;     // device addresses
+    void *host[MX_STEP_SLOTS];
+    mx_step_io host_io[MX_STEP_SLOTS];
+    CUevent begin[MX_STEP_SLOTS], end[MX_STEP_SLOTS], done[MX_STEP_SLOTS];
+    uint64_t slot_serial[MX_STEP_SLOTS]; // last submitted
+    bool slot_open[MX_STEP_SLOTS];
+    int32_t slot_out[MX_STEP_SLOTS], slot_bufs[MX_STEP_SLOTS], slot_ops[MX_STEP_SLOTS];
+    uint64_t serial;
+    cuda_scratch *scratch; // newest first
+    CUdeviceptr tickets;   // zero between launches
+    size_t n_tickets;
+    cuda_lt *lt;
+    cuda_ring *ring;
+    bool exact;        // MLXCEL_EXACT: no bf16 activations
+    int32_t gemv_rows; // up to this many tokens take the one-pass kernel
+    int32_t lt_rows;   // from this many on cuBLASLt, when found
+    mx_cuda_counters count;
+} cuda_backend;
+
+typedef enum cuda_item_kind { CUDA_ITEM_KERNEL, CUDA_ITEM_LT } cuda_item_kind;
+
+// One launch of a plan. args are in the plan's blob.
+typedef struct cuda_item {
+    cuda_item_kind kind;
+    cuda_kernel kernel;
+    CUfunction fn;
+    uint32_t grid[3], block, smem;
+    size_t arg_offset;
+} cuda_item;
+
+// y (n_tok, n) float32 = x (n_tok, k) w (n, k)^T, bf16 inputs.
+typedef struct cuda_lt_args {
+    CUdeviceptr x, w, y, workspace;
+    int32_t n_tok, n, k, ldx, ldy;
+    void *algo; // prepared by cuda_lt_prepare, owned by cuda_lt
+} cuda_lt_args;
+
+typedef struct cuda_list { // launches of a plan, and what they need
+    cuda_item *items;
+    int32_t n_items, cap_items;
+    uint8_t *blob;
+    size_t n_blob, cap_blob;
+    size_t scratch_bytes; // need, found by a first pass with scratch = 0
+    size_t n_tickets;
+    CUdeviceptr scratch, tickets;
+} cuda_list;
+
+// lower.c: appends the launches of an op.
+void cuda_lower(cuda_backend *b, const mx_plan *plan, const mx_op *op, CUdeviceptr arena,
+                cuda_list *l);
+bool cuda_supports(const cuda_backend *b, const mx_op *op, const mx_tensor *tensors);
+// Appends one kernel launch; args are copied.
+void cuda_launch(cuda_backend *b, cuda_list *l, cuda_kernel k, const void *args, size_t n_args,
+                 uint32_t gx, uint32_t gy, uint32_t gz, uint32_t block, uint32_t smem);
+#define CUDA_LAUNCH(b, l, k, args, gx, gy, gz, block, smem)                                        \
+    cuda_launch(b, l, k, &(args), sizeof(args), (uint32_t)(gx), (uint32_t)(gy), (uint32_t)(gz),    \
+                (uint32_t)(block), (uint32_t)(smem))
+// product.c
+typedef struct cuda_product {
+    const mx_tensor *x, *gamma; // gamma: rms_norm weight or NULL
+    const mx_tensor *w[3], *bias[3], *y[3];
+    const mx_tensor *res;
+    float eps;
+    int32_t n, act; // outputs; act >= 0: w[0] gate, w[1] up, y[0]
+} cuda_product;
+bool cuda_product_of(const mx_op *op, const mx_tensor *t, cuda_product *p);
+void cuda_lower_product(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l);
+uint64_t cuda_address(const cuda_backend *b, const mx_tensor *t, CUdeviceptr arena); // NULL gives 0
+
+// Runs one item on the stream. first: the launch may not overlap what is before it.
+mx_status cuda_run_item(cuda_backend *b, const cuda_item *it, const uint8_t *blob, bool overlap,
+                        mx_err *err);
+mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, CUfunction *fn, mx_err *err);
+
+// upload.c
+mx_status cuda_upload(mx_backend *base, mx_tensor *out, const mx_wview *w, mx_err *err);
+mx_status cuda_copy_in(cuda_backend *b, CUdeviceptr dst, const void *src, size_t n, mx_err *err);
+void cuda_ring_close(cuda_backend *b);
+mx_status cuda_alloc(mx_backend *base, mx_buffer **out, size_t n_bytes, mx_usage use, mx_err *err);
+void cuda_free(mx_backend *base, mx_buffer *buf);
+
+// plan.c
+mx_status cuda_step_init(mx_backend *base, const mx_step_caps *caps, mx_step_io io[MX_STEP_SLOTS],
+                         mx_err *err);
+void cuda_step_free(cuda_backend *b);
+mx_status cuda_plan_make(mx_backend *base, mx_plan *plan, mx_buffer *arena, mx_err *err);
+void cuda_plan_free(mx_backend *base, mx_plan *plan);
+mx_status cuda_submit(mx_backend *base, mx_plan *plan, const mx_step_facts *facts, int32_t slot,
+                      mx_ticket *out, mx_err *err);
+mx_status cuda_wait(mx_backend *base, mx_ticket t, bool block, bool logits, bool *done,
+                    mx_run_stats *stats, mx_err *err);
+
+// lt.c
+cuda_lt *cuda_lt_open(void); // NULL: not found
+void cuda_lt_close(cuda_lt *lt);
+size_t cuda_lt_workspace(void);
+mx_status cuda_lt_run(cuda_lt *lt, const cuda_lt_args *a, CUstream stream, mx_err *err);
+
+// images.S: the fatbins.
+extern const uint8_t *const cuda_images[];
+extern const char cuda_archs[];
+
+static inline cuda_backend *cuda_of(mx_backend *b) {
+    return (cuda_backend *)(void *)b;
+}
+static inline CUresult cuda_use(cuda_backend *b) {
+    return cuda_d.cuCtxSetCurrent(b->ctx);
+}
+
+#endif

@@ -1,0 +1,384 @@
+// Matrix product for 1..8 tokens, one pass over the weights, tensor cores.
+//
+// A CTA takes strips of 16 rows; its 8 warps each take one run of the columns of every strip and
+// keep a ring of asynchronous copies of their weights full, across strips. The ring is filled
+// before the dependency wait: weights depend on nothing. Activations are prepared by the warp that
+// uses them: quantised formats get 16-bit fixed point in two int8 planes (one scale a run and
+// token), so that group sums are exact integers; 16-bit formats get a high and a low half. The
+// columns of the B operand are (token, plane). The partial sums of the 8 warps are added in order.
+#pragma once
+#include "fmt.cuh"
+
+enum { WARPS = 8 };
+#ifndef GEMV_SLOTS
+#define GEMV_SLOTS 5
+#endif
+
+template <class F> struct Ring {
+    static constexpr int SLOT = F::SLOT_KB * F::BYTES;
+    uint8_t *base;   // this warp's slots
+    int kb0, n_kb;   // this warp's blocks of every strip
+    int item, part, n_items, n_parts, slot;
+    const k_gemv *a;
+
+    __device__ __forceinline__ const uint8_t *source(int it) {
+        int i = a->act != KACT_NONE ? (blockIdx.x + (it >> 1) * gridDim.x)
+                                    : (blockIdx.x + it * gridDim.x);
+        int s = a->act != KACT_NONE ? (it & 1) : 0;
+        if (a->act == KACT_NONE) {
+            if (i >= a->seg[0].n_strips && a->n_seg > 1) {
+                i -= a->seg[0].n_strips, s = 1;
+                if (i >= a->seg[1].n_strips && a->n_seg > 2) i -= a->seg[1].n_strips, s = 2;
+            }
+        }
+        const uint8_t *w = s == 0 ? a->seg[0].w : s == 1 ? a->seg[1].w : a->seg[2].w;
+        return w + ((size_t)i * a->n_kb + kb0) * F::BYTES;
+    }
+    // Starts the copy of the next part into the next slot.
+    __device__ __forceinline__ void fill(int lane) {
+        if (item < n_items && n_parts > 0) {
+            int kb = part * F::SLOT_KB, n = min(F::SLOT_KB, n_kb - kb);
+            const uint8_t *src = source(item) + (size_t)kb * F::BYTES;
+            uint8_t *dst = base + slot * SLOT;
+            int n16 = n * (F::BYTES / 16);
+#pragma unroll
+            for (int p = 0; p < (SLOT / 16 + 31) / 32; p++) {
+                int i = p * 32 + lane;
+                if (i < n16) cp16(dst + i * 16, src + i * 16);
+            }
+            if (++part == n_parts) part = 0, item++;
+        }
+        cp_commit();
+        if (++slot == GEMV_SLOTS) slot = 0;
+    }
+};
+
+template <class F, int NT> struct Acc {
+    float r[NT][F::FLOAT ? 4 : 2];
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int j = 0; j < NT; j++)
+#pragma unroll
+            for (int i = 0; i < (F::FLOAT ? 4 : 2); i++) r[j][i] = 0.f;
+    }
+};
+
+// One block of quantised weights. xs: this block's activations; xm: its sums.
+template <class F, int NT>
+__device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, const uint4 *xs,
+                                          const float *xm, int n_tok, const int *xo, const int *xt,
+                                          int lane, int bf) {
+    constexpr int GB = F::GROUP < 32 ? 1 : F::GROUP / 32; // runs of 32 columns in a group
+    int g = lane >> 2;
+    int k[NT][4];
+#pragma unroll
+    for (int i = 0; i < F::KB / 64; i++) {
+        Codes<F> c;
+        c.load(tile, i, lane);
+        uint4 x[NT];
+#pragma unroll
+        for (int j = 0; j < NT; j++) x[j] = xs[i * n_tok * 8 + xo[j]];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t a[4];
+            c.get(tile, i, h, lane, a);
+            if (F::GROUP == 16) {
+#pragma unroll
+                for (int q = 0; q < 2; q++) {
+                    int grp = (i * 2 + h) * 2 + q;
+                    Scale2 s = scales<F>(tile, grp, g, bf);
+#pragma unroll
+                    for (int j = 0; j < NT; j++) {
+                        k[j][0] = k[j][1] = k[j][2] = k[j][3] = MAGIC_I;
+                        mma_i8_k16(k[j], a[q * 2], a[q * 2 + 1],
+                                   h ? (q ? x[j].w : x[j].z) : (q ? x[j].y : x[j].x));
+                        float X = xm[grp * n_tok + xt[j]];
+                        float v0 = fmaf(__int_as_float(k[j][0]) - MAGIC_F, 256.f,
+                                        __int_as_float(k[j][1]) - MAGIC_F);
+                        float v1 = fmaf(__int_as_float(k[j][2]) - MAGIC_F, 256.f,
+                                        __int_as_float(k[j][3]) - MAGIC_F);
+                        acc.r[j][0] = fmaf(s.s0, v0, fmaf(s.b0, X, acc.r[j][0]));
+                        acc.r[j][1] = fmaf(s.s1, v1, fmaf(s.b1, X, acc.r[j][1]));
+                    }
+                }
+                continue;
+            }
+            int blk = i * 2 + h;
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+                if (blk % GB == 0) k[j][0] = k[j][1] = k[j][2] = k[j][3] = MAGIC_I;
+                mma_i8(k[j], a[0], a[1], a[2], a[3], h ? x[j].z : x[j].x, h ? x[j].w : x[j].y);
+            }
+            if ((blk + 1) % GB == 0) {
+                int grp = blk / GB;
+                Scale2 s = scales<F>(tile, grp, g, bf);
+#pragma unroll
+                for (int j = 0; j < NT; j++) {
+                    float X = xm[grp * n_tok + xt[j]];
+                    float v0 = fmaf(__int_as_float(k[j][0]) - MAGIC_F, 256.f,
+                                    __int_as_float(k[j][1]) - MAGIC_F);
+                    float v1 = fmaf(__int_as_float(k[j][2]) - MAGIC_F, 256.f,
+                                    __int_as_float(k[j][3]) - MAGIC_F);
+                    acc.r[j][0] = fmaf(s.s0, v0, fmaf(s.b0, X, acc.r[j][0]));
+                    acc.r[j][1] = fmaf(s.s1, v1, fmaf(s.b1, X, acc.r[j][1]));
+                }
+            }
+        }
+    }
+}
+
+template <class F, int NT>
+__device__ __forceinline__ void block_float(Acc<F, NT> &acc, const uint8_t *tile, const uint4 *xs,
+                                            int n_tok, const int *xo, int lane) {
+#pragma unroll
+    for (int i = 0; i < F::KB / 32; i++) {
+        uint4 a0 = *reinterpret_cast<const uint4 *>(tile + (2 * i) * 512 + lane * 16);
+        uint4 a1 = *reinterpret_cast<const uint4 *>(tile + (2 * i + 1) * 512 + lane * 16);
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            uint4 x = xs[i * n_tok * 8 + xo[j]];
+            if (F::BF) {
+                mma_bf(acc.r[j], a0.x, a0.y, a0.z, a0.w, x.x, x.y);
+                mma_bf(acc.r[j], a1.x, a1.y, a1.z, a1.w, x.z, x.w);
+            } else {
+                mma_h(acc.r[j], a0.x, a0.y, a0.z, a0.w, x.x, x.y);
+                mma_h(acc.r[j], a1.x, a1.y, a1.z, a1.w, x.z, x.w);
+            }
+        }
+    }
+}
+
+// Four columns of a token's activations (zero past the end), times gamma.
+__device__ __forceinline__ float4 load_x4(const k_gemv &a, const float *x, int col, float &ssq) {
+    float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (a.vec4) {
+        if (col < a.n_cols) v = __ldcg(reinterpret_cast<const float4 *>(x + col));
+    } else {
+        if (col < a.n_cols) v.x = ldx(x + col);
+        if (col + 1 < a.n_cols) v.y = ldx(x + col + 1);
+        if (col + 2 < a.n_cols) v.z = ldx(x + col + 2);
+        if (col + 3 < a.n_cols) v.w = ldx(x + col + 3);
+    }
+    if (a.gamma) {
+        ssq = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, ssq))));
+        if (col < a.n_cols) v.x *= a.gamma[col];
+        if (col + 1 < a.n_cols) v.y *= a.gamma[col + 1];
+        if (col + 2 < a.n_cols) v.z *= a.gamma[col + 2];
+        if (col + 3 < a.n_cols) v.w *= a.gamma[col + 3];
+    }
+    return v;
+}
+
+__device__ __forceinline__ float max4(float m, float4 v) {
+    return fmaxf(m, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+}
+
+// Columns [c0, c1) of one token into fixed point. Returns the scale.
+template <class F>
+__device__ __forceinline__ float prepare_int(const k_gemv &a, const float *x, int c0, int c1,
+                                             int tok, int n_tok, uint32_t *xs, float *xm, int lane,
+                                             float &ssq) {
+    float m = 0.f, dummy = 0.f;
+    for (int c = c0 + lane * 4; c < c1; c += 128) m = max4(m, load_x4(a, x, c, ssq));
+    m = warp_max(m);
+    float inv = m > 0.f ? 32512.f / m : 0.f;
+    for (int cb = c0; cb < c1; cb += 128) {
+        int c = cb + lane * 4;
+        bool in = c < c1;
+        float4 v = in ? load_x4(a, x, c, dummy) : make_float4(0.f, 0.f, 0.f, 0.f);
+        int q0 = __float2int_rn(v.x * inv), q1 = __float2int_rn(v.y * inv);
+        int q2 = __float2int_rn(v.z * inv), q3 = __float2int_rn(v.w * inv);
+        uint32_t lo = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+        uint32_t hi = __byte_perm(__byte_perm(q0 + 128, q1 + 128, 0x0051),
+                                  __byte_perm(q2 + 128, q3 + 128, 0x0051), 0x5410);
+        int sum = q0 + q1 + q2 + q3;
+#pragma unroll
+        for (int s = 1; s < F::XG / 4; s <<= 1) sum += __shfl_xor_sync(FULL, sum, s);
+        if (in) {
+            int i = c >> 6, w = (c & 63) >> 2; // run of 64 columns, word in it
+            uint32_t *p = xs + (((i * n_tok + tok) * 2) * 4 + (w & 3)) * 4 + (w >> 2);
+            p[0] = hi;
+            p[16] = lo;
+            if (c % F::XG == 0) xm[(c / F::XG) * n_tok + tok] = (float)sum;
+        }
+    }
+    return m * (1.f / 32512.f);
+}
+
+// The same into a high and a low 16-bit float. float16 is scaled by a power of two.
+template <class F>
+__device__ __forceinline__ float prepare_float(const k_gemv &a, const float *x, int c0, int c1,
+                                               int tok, int n_tok, uint32_t *xs, int lane,
+                                               float &ssq) {
+    float inv = 1.f, d = 1.f, dummy = 0.f;
+    if (!F::BF) {
+        float m = 0.f;
+        for (int c = c0 + lane * 4; c < c1; c += 128) m = max4(m, load_x4(a, x, c, dummy));
+        m = warp_max(m);
+        if (m > 0.f && m < 3e38f) {
+            int e = (int)((__float_as_uint(m) >> 23) & 255) - 127 - 8; // |x| / d < 512
+            e = max(-120, min(120, e));
+            d = __uint_as_float((uint32_t)(e + 127) << 23);
+            inv = __uint_as_float((uint32_t)(127 - e) << 23);
+        }
+    }
+    for (int c = c0 + lane * 4; c < c1; c += 128) {
+        float4 v = load_x4(a, x, c, ssq);
+        v.x *= inv, v.y *= inv, v.z *= inv, v.w *= inv;
+        uint32_t h0, h1, l0, l1;
+        if (F::BF) {
+            h0 = pack_bf(v.x, v.y), h1 = pack_bf(v.z, v.w);
+            l0 = pack_bf(v.x - bf_lo(h0), v.y - bf_hi(h0));
+            l1 = pack_bf(v.z - bf_lo(h1), v.w - bf_hi(h1));
+        } else {
+            h0 = pack_h(v.x, v.y), h1 = pack_h(v.z, v.w);
+            l0 = pack_h(v.x - h_lo(h0), v.y - h_hi(h0));
+            l1 = pack_h(v.z - h_lo(h1), v.w - h_hi(h1));
+        }
+        int i = c >> 5, t = (c & 15) >> 2, f = (c & 31) >> 4;
+        uint32_t *p = xs + (((i * n_tok + tok) * 2) * 4 + t) * 4 + f * 2;
+        p[0] = h0, p[1] = h1;
+        p[16] = l0, p[17] = l1;
+    }
+    return d;
+}
+
+template <class F, int NT> __device__ __forceinline__ void gemv_body(const k_gemv &a) {
+    extern __shared__ __align__(128) uint8_t sm[];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int tok0 = blockIdx.y * a.pass_tok, n_tok = min(a.pass_tok, a.n_tok - tok0);
+    int pair = a.act != KACT_NONE;
+    int mine = (a.n_items - 1 - (int)blockIdx.x) / (int)gridDim.x + 1; // items (GLU: pairs)
+    int n_items = pair ? 2 * mine : mine;
+    uint4 *xs = reinterpret_cast<uint4 *>(sm + a.off_xs);
+    float *xm = reinterpret_cast<float *>(sm + a.off_xm);
+    float *ds = reinterpret_cast<float *>(sm + a.off_d); // scale, then sum of squares: [warp][8]
+    float *ssqs = ds + WARPS * 8;
+    float *part = reinterpret_cast<float *>(sm + a.off_part); // [2][warp][token][16]
+
+    Ring<F> ring;
+    int kb0 = warp * a.n_kb / WARPS, kb1 = (warp + 1) * a.n_kb / WARPS;
+    ring.a = &a;
+    ring.base = sm + warp * GEMV_SLOTS * Ring<F>::SLOT;
+    ring.kb0 = kb0, ring.n_kb = kb1 - kb0;
+    ring.item = ring.part = ring.slot = 0;
+    ring.n_items = n_items;
+    ring.n_parts = (kb1 - kb0 + F::SLOT_KB - 1) / F::SLOT_KB;
+    dep_trigger();
+#pragma unroll 1
+    for (int i = 0; i < GEMV_SLOTS; i++) ring.fill(lane);
+    dep_wait();
+
+    for (int k = 0; k < n_tok; k++) {
+        const float *x = a.x + (size_t)(tok0 + k) * a.ldx;
+        float ssq = 0.f, d;
+        if (F::FLOAT) {
+            d = prepare_float<F>(a, x, kb0 * F::KB, kb1 * F::KB, k, n_tok, (uint32_t *)xs, lane,
+                                 ssq);
+        } else {
+            d = prepare_int<F>(a, x, kb0 * F::KB, kb1 * F::KB, k, n_tok, (uint32_t *)xs, xm, lane,
+                               ssq);
+        }
+        ssq = warp_sum(ssq);
+        if (lane == 0) ds[warp * 8 + k] = d, ssqs[warp * 8 + k] = ssq;
+    }
+    __syncwarp();
+
+    int xo[NT], xt[NT];
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        xo[j] = (min(4 * j + (g >> 1), n_tok - 1) * 2 + (g & 1)) * 4 + t;
+        xt[j] = min(4 * j + t, n_tok - 1);
+    }
+    int buf = 0, slot = 0;
+    int my_row = threadIdx.x & 15, my_tok = threadIdx.x >> 4;
+    bool writes = my_tok < n_tok;
+    float gate = 0.f;
+#pragma unroll 1
+    for (int it = 0; it < n_items; it++) {
+        // Where this thread's output goes; its bias and residual are requested now.
+        int strip = pair ? blockIdx.x + (it >> 1) * gridDim.x : blockIdx.x + it * gridDim.x;
+        int si = pair ? (it & 1) : 0;
+        if (!pair && a.n_seg > 1 && strip >= a.seg[0].n_strips) {
+            strip -= a.seg[0].n_strips, si = 1;
+            if (a.n_seg > 2 && strip >= a.seg[1].n_strips) strip -= a.seg[1].n_strips, si = 2;
+        }
+        const k_seg &s = a.seg[si];
+        int row = strip * 16 + my_row;
+        bool out = writes && row < s.n_rows;
+        float add = 0.f;
+        if (out && s.bias) add = s.bias[row];
+        if (out && s.res) add += ldx(s.res + (size_t)(tok0 + my_tok) * s.ldr + row);
+
+        Acc<F, NT> acc;
+        acc.clear();
+#pragma unroll 1
+        for (int p = 0; p < ring.n_parts; p++) {
+            cp_wait<GEMV_SLOTS - 1>();
+            __syncwarp();
+            const uint8_t *tile = ring.base + slot * Ring<F>::SLOT;
+            int kb = kb0 + p * F::SLOT_KB, n = min(F::SLOT_KB, kb1 - kb);
+#pragma unroll 1
+            for (int b = 0; b < n; b++, kb++) {
+                if constexpr (F::FLOAT) {
+                    block_float<F, NT>(acc, tile + b * F::BYTES,
+                                       xs + (size_t)kb * (F::KB / 32) * n_tok * 8, n_tok, xo, lane);
+                } else {
+                    block_int<F, NT>(acc, tile + b * F::BYTES,
+                                     xs + (size_t)kb * (F::KB / 64) * n_tok * 8,
+                                     xm + kb * (F::KB / F::XG) * n_tok, n_tok, xo, xt, lane,
+                                     a.scale_type);
+                }
+            }
+            __syncwarp();
+            if (++slot == GEMV_SLOTS) slot = 0;
+            ring.fill(lane);
+        }
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            int k = 4 * j + t;
+            if (k < n_tok) {
+                float d = ds[warp * 8 + k];
+                float r0 = F::FLOAT ? acc.r[j][0] + acc.r[j][1] : acc.r[j][0];
+                float r1 = F::FLOAT ? acc.r[j][F::FLOAT ? 2 : 0] + acc.r[j][F::FLOAT ? 3 : 0]
+                                    : acc.r[j][1];
+                float *q = part + ((buf * WARPS + warp) * 8 + k) * 16;
+                q[g] = d * r0, q[g + 8] = d * r1;
+            }
+        }
+        __syncthreads();
+        if (writes) {
+            float v = 0.f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                v += part[((buf * WARPS + w) * 8 + my_tok) * 16 + my_row];
+            }
+            if (a.gamma) {
+                float q = 0.f;
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) q += ssqs[w * 8 + my_tok];
+                v *= 1.f / sqrtf(q / (float)a.n_cols + a.eps);
+            }
+            v += add;
+            if (pair && si == 0) {
+                gate = v;
+            } else {
+                if (pair) v = activate(gate, a.act) * v;
+                if (out) {
+                    const k_seg &o = pair ? a.seg[0] : s;
+                    o.y[(size_t)(tok0 + my_tok) * o.ldy + row] = v;
+                }
+            }
+        }
+        buf ^= 1;
+    }
+    cp_wait<0>();
+}
+
+#define GEMV(name)                                                                                 \
+    ENTRY __launch_bounds__(256, 1) gemv_##name##_t4(PAR const k_gemv a) {                         \
+        gemv_body<Fmt_##name, 1>(a);                                                               \
+    }                                                                                              \
+    ENTRY __launch_bounds__(256, 1) gemv_##name##_t8(PAR const k_gemv a) {                         \
+        gemv_body<Fmt_##name, 2>(a);                                                               \
+    }

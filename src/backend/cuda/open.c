@@ -1,0 +1,238 @@
+// The CUDA backend's device: opening, facts, memory, closing, and the table of functions.
+// Owns context, stream, modules and scratch. Lowering is in lower.c and product.c, plans in plan.c,
+// weights in upload.c.
+#include "backend/cuda/cuda_int.h"
+
+#include "base/knobs.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const kernel_names[] = {
+#define KERNEL(name) #name,
+#include "backend/cuda/kernels.def"
+#undef KERNEL
+};
+
+#define BLOCK(bits, group, kb, sc)                                                                 \
+    (KPACK_CODE_BYTES(bits, kb) + KPACK_SCALE_BYTES(((group) ? (group) : 1), kb, sc))
+static const cuda_pack_info packs[] = {
+    {"rows", 0, 0, 0, 0, 0, 0, 0},
+#define PACK(ID, name, bits, group, kb, sc)                                                        \
+    {#name,                                                                                        \
+     bits,                                                                                         \
+     group,                                                                                        \
+     kb,                                                                                           \
+     sc,                                                                                           \
+     BLOCK(bits, group, kb, sc),                                                                   \
+     BLOCK(bits, group, kb, sc) * KPACK_SLOT_KB(BLOCK(bits, group, kb, sc)),                       \
+     group ? group : 32},
+    MX_CUDA_PACKS(PACK)
+#undef PACK
+};
+
+const cuda_pack_info *cuda_pack_get(int pack) {
+    CHECK(pack >= 0 && pack < KPACK_COUNT);
+    return &packs[pack];
+}
+
+mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, CUfunction *fn, mx_err *err) {
+    for (int i = 0; !b->fn[k] && i < b->n_modules; i++) {
+        CUresult r = cuda_d.cuModuleGetFunction(&b->fn[k], b->modules[i], kernel_names[k]);
+        if (r != CUDA_SUCCESS && r != CUDA_ERROR_NOT_FOUND) return cuda_check(r, err, kernel_names[k]);
+        if (r != CUDA_SUCCESS) b->fn[k] = NULL;
+    }
+    if (!b->fn[k]) return mx_err_set(err, MX_INTERNAL, "kernel %s is in no image", kernel_names[k]);
+    *fn = b->fn[k];
+    return MX_OK;
+}
+
+static void get_facts(mx_backend *base, mx_backend_facts *out) {
+    cuda_backend *b = cuda_of(base);
+    *out = (mx_backend_facts){.kind = MX_DEVICE_CUDA,
+                              .cc_major = b->cc_major,
+                              .cc_minor = b->cc_minor,
+                              .n_sm = b->n_sm,
+                              .bucket_rows = true};
+    snprintf(out->device, sizeof(out->device), "%s", b->name);
+    snprintf(out->arch, sizeof(out->arch), "%s", b->arch);
+    size_t avail = 0, total = 0;
+    if (cuda_use(b) == CUDA_SUCCESS) cuda_d.cuMemGetInfo(&avail, &total);
+    out->available_bytes = avail;
+    out->memory_bytes = total;
+}
+
+mx_status cuda_alloc(mx_backend *base, mx_buffer **out, size_t n_bytes, mx_usage use, mx_err *err) {
+    cuda_backend *b = cuda_of(base);
+    *out = NULL;
+    CUDA_TRY(cuda_use(b), err);
+    CUdeviceptr p = 0;
+    size_t n = n_bytes ? n_bytes : 1;
+    CUresult r = cuda_d.cuMemAlloc(&p, n);
+    if (r == CUDA_ERROR_OUT_OF_MEMORY) {
+        size_t avail = 0, total = 0;
+        cuda_d.cuMemGetInfo(&avail, &total);
+        return mx_err_set(err, MX_NOMEM, "%s: %.2f GiB more, %.2f of %.2f GiB are free", b->name,
+                          (double)n / 1073741824.0, (double)avail / 1073741824.0,
+                          (double)total / 1073741824.0);
+    }
+    CUDA_TRY(r, err);
+    if (use != MX_USE_WEIGHT) {
+        r = cuda_d.cuMemsetD8Async(p, 0, n, b->stream);
+        if (r == CUDA_SUCCESS) r = cuda_d.cuStreamSynchronize(b->stream);
+        if (r != CUDA_SUCCESS) cuda_d.cuMemFree(p);
+        CUDA_TRY(r, err);
+    }
+    mx_buffer *buf = mx_calloc(1, sizeof(*buf));
+    *buf = (mx_buffer){.n_bytes = n_bytes, .device = p, .usage = (int32_t)use};
+    *out = buf;
+    return MX_OK;
+}
+
+void cuda_free(mx_backend *base, mx_buffer *buf) {
+    if (!buf) return;
+    cuda_use(cuda_of(base));
+    cuda_d.cuStreamSynchronize(cuda_of(base)->stream);
+    cuda_d.cuMemFree(buf->device);
+    mx_free(buf);
+}
+
+static mx_status write_bytes(mx_backend *base, mx_buffer *buf, size_t offset, const void *src,
+                             size_t n, mx_err *err) {
+    cuda_backend *b = cuda_of(base);
+    CHECK(offset <= buf->n_bytes && n <= buf->n_bytes - offset);
+    CUDA_TRY(cuda_use(b), err);
+    CUDA_TRY(cuda_d.cuMemcpyHtoDAsync(buf->device + offset, src, n, b->stream), err);
+    CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
+    return MX_OK;
+}
+
+static mx_status read_bytes(mx_backend *base, const mx_buffer *buf, size_t offset, void *dst,
+                            size_t n, mx_err *err) {
+    cuda_backend *b = cuda_of(base);
+    CHECK(offset <= buf->n_bytes && n <= buf->n_bytes - offset);
+    CUDA_TRY(cuda_use(b), err);
+    CUDA_TRY(cuda_d.cuMemcpyDtoHAsync(dst, buf->device + offset, n, b->stream), err);
+    CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
+    return MX_OK;
+}
+
+static bool supports(mx_backend *base, const mx_op *op, const mx_tensor *tensors) {
+    return cuda_supports(cuda_of(base), op, tensors);
+}
+
+static int32_t variants(mx_backend *base, const mx_op *op, const mx_tensor *tensors,
+                        const char **names, int32_t cap) {
+    (void)base, (void)op, (void)tensors;
+    if (cap > 0) names[0] = "default";
+    return 1;
+}
+
+static void close_backend(mx_backend *base) {
+    cuda_backend *b = cuda_of(base);
+    cuda_use(b);
+    if (b->stream) cuda_d.cuStreamSynchronize(b->stream);
+    cuda_step_free(b);
+    cuda_ring_close(b);
+    cuda_lt_close(b->lt);
+    while (b->scratch) {
+        cuda_scratch *s = b->scratch;
+        b->scratch = s->next;
+        cuda_d.cuMemFree(s->base);
+        mx_free(s);
+    }
+    if (b->tickets) cuda_d.cuMemFree(b->tickets);
+    for (int i = 0; i < b->n_modules; i++) cuda_d.cuModuleUnload(b->modules[i]);
+    if (b->stream) cuda_d.cuStreamDestroy(b->stream);
+    if (b->ctx) cuda_d.cuDevicePrimaryCtxRelease(b->dev);
+    mx_free(b);
+}
+
+static const mx_backend_ops ops = {
+    .facts = get_facts,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .upload = cuda_upload,
+    .write = write_bytes,
+    .read = read_bytes,
+    .supports = supports,
+    .variants = variants,
+    .step_init = cuda_step_init,
+    .plan_make = cuda_plan_make,
+    .plan_free = cuda_plan_free,
+    .submit = cuda_submit,
+    .wait = cuda_wait,
+    .close = close_backend,
+};
+
+static int32_t attribute(cuda_backend *b, CUdevice_attribute a) {
+    int v = 0;
+    cuda_d.cuDeviceGetAttribute(&v, a, b->dev);
+    return v;
+}
+
+static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
+    int n = 0;
+    CUDA_TRY(cuda_d.cuDeviceGetCount(&n), err);
+    if (device < 0 || device >= n) {
+        return mx_err_set(err, MX_NOTFOUND, "CUDA device %d: there are %d", device, n);
+    }
+    CUDA_TRY(cuda_d.cuDeviceGet(&b->dev, device), err);
+    CUDA_TRY(cuda_d.cuDeviceGetName(b->name, (int)sizeof(b->name), b->dev), err);
+    b->cc_major = attribute(b, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    b->cc_minor = attribute(b, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    b->n_sm = attribute(b, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    b->smem_max = attribute(b, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    b->smem_sm = attribute(b, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+    snprintf(b->arch, sizeof(b->arch), "sm_%d%d", b->cc_major, b->cc_minor);
+    CUcontext ctx = NULL;
+    CUDA_TRY(cuda_d.cuDevicePrimaryCtxRetain(&ctx, b->dev), err);
+    b->ctx = ctx;
+    CUDA_TRY(cuda_use(b), err);
+    CUDA_TRY(cuda_d.cuStreamCreate(&b->stream, CU_STREAM_NON_BLOCKING), err);
+    for (int i = 0; cuda_images[i]; i++) {
+        CHECK(b->n_modules < CUDA_MAX_MODULES);
+        CUresult r = cuda_d.cuModuleLoadData(&b->modules[b->n_modules], cuda_images[i]);
+        if (r == CUDA_ERROR_NO_BINARY_FOR_GPU || r == CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
+            return mx_err_set(err, MX_UNSUPPORTED, "%s (%s): this program has code for %s", b->name,
+                              b->arch, cuda_archs);
+        }
+        CUDA_TRY(r, err);
+        b->n_modules++;
+    }
+    return MX_OK;
+}
+
+mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err) {
+    *out = NULL;
+    MX_TRY(cuda_drv_open(err));
+    cuda_backend *b = mx_calloc(1, sizeof(*b));
+    b->base = (mx_backend){.ops = &ops, .name = "cuda"};
+    mx_status s = open_device(b, device, err);
+    if (s != MX_OK) {
+        close_backend(&b->base);
+        return s;
+    }
+    b->exact = mx_knob_flag(MX_KNOB_EXACT);
+    b->gemv_rows = 8;
+    b->lt_rows = 256;
+    b->lt = cuda_lt_open();
+    b->count.blaslt = b->lt != NULL;
+    *out = &b->base;
+    return MX_OK;
+}
+
+int mx_cuda_device_count(void) {
+    mx_err err = {0};
+    int n = 0;
+    if (cuda_drv_open(&err) != MX_OK || cuda_d.cuDeviceGetCount(&n) != CUDA_SUCCESS) return 0;
+    return n;
+}
+
+const char *mx_cuda_archs(void) {
+    return cuda_archs;
+}
+
+void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out) {
+    *out = cuda_of(b)->count;
+}

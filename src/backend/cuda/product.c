@@ -1,0 +1,281 @@
+// Matrix products: which kernel, and its arguments.
+//
+//   1..gemv_rows tokens   one pass over the weights (gemv.cuh), several outputs in one launch
+//   more                  bf16 activations: own kernel (gemm.cuh) from packed weights, or weights
+//                         to bf16 rows and cuBLASLt
+//   rows formats          plain kernel (mm_rows)
+// MLXCEL_EXACT: every product through the one-pass kernel, whose activations are 16-bit fixed point
+// or two 16-bit floats.
+#include "backend/cuda/cuda_int.h"
+
+#include <string.h>
+
+enum { WARPS = 8, GEMV_SLOTS = 5, GEMM_ROWS = 128, GEMM_TOKENS = 64 };
+
+static const mx_tensor *opt(const mx_op *op, const mx_tensor *t, int i) {
+    return i < op->n_in && op->in[i] != MX_NONE ? &t[op->in[i]] : NULL;
+}
+
+bool cuda_product_of(const mx_op *op, const mx_tensor *t, cuda_product *p) {
+    *p = (cuda_product){.n = 1, .act = KACT_NONE, .x = &t[op->in[0]]};
+    int w = 1; // index of the first weight
+    switch ((mx_op_kind)op->kind) {
+    case MX_OP_MATMUL: p->bias[0] = opt(op, t, 2); break;
+    case MX_OP_MATMUL_ADD: p->bias[0] = opt(op, t, 2), p->res = opt(op, t, 3); break;
+    case MX_OP_NORM_MATMUL: w = 2, p->bias[0] = opt(op, t, 3), p->eps = op->p.norm.eps; break;
+    case MX_OP_NORM_QKV: w = 2, p->n = 3, p->eps = op->p.norm.eps; break;
+    case MX_OP_QKV: p->n = 3; break;
+    case MX_OP_NORM_GLU: w = 2, p->n = 2, p->eps = op->p.glu.eps, p->act = op->p.glu.act; break;
+    case MX_OP_MATMUL_GLU: p->n = 2, p->act = op->p.glu.act; break;
+    default: return false;
+    }
+    if (w == 2) p->gamma = &t[op->in[1]];
+    for (int i = 0; i < p->n; i++) {
+        p->w[i] = &t[op->in[w + i]];
+        if (p->n == 3) p->bias[i] = opt(op, t, w + 3 + i);
+        if (i < op->n_out) p->y[i] = &t[op->out[i]];
+    }
+    return true;
+}
+
+static int32_t scale_type(const mx_tensor *w) {
+    return w->fmt.dtype == MX_AFFINE && w->fmt.scale_dtype == MX_BF16;
+}
+
+static int32_t n_kb_of(const mx_tensor *w) {
+    int32_t kb = cuda_pack_get(w->pack)->kb;
+    return (int32_t)((w->n_cols + kb - 1) / kb);
+}
+
+static k_seg seg_of(const cuda_backend *b, const cuda_product *p, int i, CUdeviceptr arena) {
+    const mx_tensor *y = p->y[i] ? p->y[i] : p->y[0];
+    return (k_seg){.w = cuda_address(b, p->w[i], arena),
+                   .y = cuda_address(b, y, arena),
+                   .bias = cuda_address(b, p->bias[i], arena),
+                   .res = cuda_address(b, p->res, arena),
+                   .n_rows = (int32_t)p->w[i]->n_rows,
+                   .n_strips = (int32_t)((p->w[i]->n_rows + 15) / 16),
+                   .ldy = (int32_t)y->ld,
+                   .ldr = p->res ? (int32_t)p->res->ld : 0};
+}
+
+static size_t align128(size_t n) {
+    return (n + 127) / 128 * 128;
+}
+
+// Shared memory of the one-pass kernel for `tok` tokens; fills the offsets of a.
+static size_t gemv_smem(const cuda_pack_info *pi, k_gemv *a, int32_t tok) {
+    size_t slot = (size_t)pi->slot_bytes, at = (size_t)WARPS * GEMV_SLOTS * slot;
+    size_t cols = (size_t)a->n_kb * (size_t)pi->kb;
+    a->off_xs = (int32_t)at;
+    at = align128(at + (size_t)tok * cols * (pi->bits == 16 ? 4 : 2));
+    a->off_xm = (int32_t)at;
+    if (pi->bits != 16) at = align128(at + (size_t)tok * cols / (size_t)pi->sum_cols * 4);
+    a->off_d = (int32_t)at;
+    at += 2 * WARPS * 8 * 4;
+    a->off_part = (int32_t)at;
+    return at + 2 * WARPS * 8 * 16 * 4;
+}
+
+// Tokens of one grid row such that shared memory suffices; 0 when not even one fits.
+static int32_t gemv_pass(const cuda_backend *b, const cuda_pack_info *pi, k_gemv *a) {
+    for (int32_t passes = (a->n_tok + 7) / 8; passes <= a->n_tok; passes++) {
+        int32_t tok = (a->n_tok + passes - 1) / passes;
+        if (gemv_smem(pi, a, tok) <= (size_t)b->smem_max) return tok;
+    }
+    return 0;
+}
+
+static bool lower_gemv(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l) {
+    const cuda_pack_info *pi = cuda_pack_get(p->w[0]->pack);
+    const mx_tensor *x = p->x;
+    k_gemv a = {.x = cuda_address(b, x, arena),
+                .gamma = cuda_address(b, p->gamma, arena),
+                .eps = p->eps,
+                .n_seg = p->n,
+                .n_tok = (int32_t)x->n_rows,
+                .n_cols = (int32_t)x->n_cols,
+                .ldx = (int32_t)x->ld,
+                .n_kb = n_kb_of(p->w[0]),
+                .scale_type = scale_type(p->w[0]),
+                .act = p->act,
+                .vec4 = x->n_cols % 4 == 0 && x->ld % 4 == 0 && x->offset % 16 == 0};
+    for (int i = 0; i < p->n; i++) {
+        a.seg[i] = seg_of(b, p, i, arena);
+        if (p->act == KACT_NONE || i == 0) a.n_items += a.seg[i].n_strips;
+    }
+    a.pass_tok = gemv_pass(b, pi, &a);
+    if (!a.pass_tok) return false;
+    size_t smem = gemv_smem(pi, &a, a.pass_tok);
+    // More than half of an SM, so that the next kernel's CTAs spread one an SM.
+    smem = MX_MAX(smem, (size_t)b->smem_sm / 2 + 1024);
+    int32_t passes = (a.n_tok + a.pass_tok - 1) / a.pass_tok;
+    cuda_kernel k = (cuda_kernel)(CK_gemv_a4g32_t4 + (p->w[0]->pack - 1) * 2 + (a.pass_tok > 4));
+    CUDA_LAUNCH(b, l, k, a, MX_MIN(a.n_items, b->n_sm), passes, 1, 256, smem);
+    return true;
+}
+
+static CUdeviceptr cast_x(cuda_backend *b, const cuda_product *p, int32_t ld, size_t *scratch,
+                          CUdeviceptr arena, cuda_list *l) {
+    k_cast c = {.x = cuda_address(b, p->x, arena),
+                .gamma = cuda_address(b, p->gamma, arena),
+                .y = l->scratch,
+                .eps = p->eps,
+                .n_cols = (int32_t)p->x->n_cols,
+                .ldx = (int32_t)p->x->ld,
+                .ldy = ld};
+    *scratch = align128((size_t)p->x->n_rows * (size_t)ld * 2);
+    CUDA_LAUNCH(b, l, CK_cast_rows, c, p->x->n_rows, 1, 1, 256, 0);
+    return l->scratch;
+}
+
+static void lower_gemm(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l) {
+    const cuda_pack_info *pi = cuda_pack_get(p->w[0]->pack);
+    k_gemm a = {.n_seg = p->n,
+                .n_tok = (int32_t)p->x->n_rows,
+                .n_kb = n_kb_of(p->w[0]),
+                .scale_type = scale_type(p->w[0]),
+                .act = p->act};
+    a.ldxb = a.n_kb * pi->kb;
+    size_t used;
+    a.xb = cast_x(b, p, a.ldxb, &used, arena, l);
+    l->scratch_bytes = MX_MAX(l->scratch_bytes, used);
+    for (int i = 0; i < p->n; i++) {
+        a.seg[i] = seg_of(b, p, i, arena);
+        if (p->act == KACT_NONE || i == 0) a.n_strips += a.seg[i].n_strips;
+    }
+    cuda_kernel k =
+        (cuda_kernel)(CK_gemm_a4g32_n64 + (p->w[0]->pack - 1) * 2 + (p->act != KACT_NONE));
+    CUDA_LAUNCH(b, l, k, a, (a.n_tok + GEMM_TOKENS - 1) / GEMM_TOKENS, (a.n_strips + 7) / 8, 1, 256,
+                3 * GEMM_TOKENS * 160);
+}
+
+// One weight through bf16 rows and cuBLASLt into y (float32, ld ldy).
+static void lt_one(cuda_backend *b, const mx_tensor *w, CUdeviceptr x, int32_t ldx, CUdeviceptr y,
+                   int32_t ldy, int32_t n_tok, CUdeviceptr wb, CUdeviceptr arena, cuda_list *l) {
+    k_unpack u = {.w = {.w = cuda_address(b, w, arena),
+                        .pack = w->pack,
+                        .scale_type = scale_type(w),
+                        .n_kb = n_kb_of(w)},
+                  .y = wb,
+                  .n_rows = (int32_t)w->n_rows,
+                  .n_cols = (int32_t)w->n_cols};
+    CUDA_LAUNCH(b, l, CK_unpack, u, MX_MIN(w->n_rows, b->n_sm * 16), 1, 1, 256, 0);
+    cuda_lt_args a = {.x = x,
+                      .w = wb,
+                      .y = y,
+                      .workspace = l->scratch,
+                      .n_tok = n_tok,
+                      .n = (int32_t)w->n_rows,
+                      .k = (int32_t)w->n_cols,
+                      .ldx = ldx,
+                      .ldy = ldy};
+    cuda_launch(b, l, CK_COUNT, &a, sizeof(a), 1, 1, 1, 1, 0);
+}
+
+// Scratch: workspace | bf16 x | bf16 w | gate and up.
+static void lower_lt(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l) {
+    int32_t n_tok = (int32_t)p->x->n_rows, k = (int32_t)p->x->n_cols, ldx = (k + 7) / 8 * 8;
+    size_t at = align128(cuda_lt_workspace()), n_max = 0, used;
+    for (int i = 0; i < p->n; i++) n_max = MX_MAX(n_max, (size_t)p->w[i]->n_rows);
+    CUdeviceptr base = l->scratch;
+    l->scratch = base + at; // cast_x writes at l->scratch
+    CUdeviceptr x = cast_x(b, p, ldx, &used, arena, l);
+    l->scratch = base;
+    at += used;
+    CUdeviceptr wb = base + at;
+    at += align128(n_max * (size_t)k * 2);
+    CUdeviceptr tmp = base + at;
+    size_t plane = align128((size_t)n_tok * n_max * 4);
+    if (p->act != KACT_NONE) at += 2 * plane;
+    l->scratch_bytes = MX_MAX(l->scratch_bytes, at);
+    for (int i = 0; i < p->n; i++) {
+        k_seg s = seg_of(b, p, i, arena);
+        bool glu = p->act != KACT_NONE;
+        lt_one(b, p->w[i], x, ldx, glu ? tmp + (size_t)i * plane : s.y, glu ? s.n_rows : s.ldy, n_tok,
+               wb, arena, l);
+        if (glu ? i == 0 : !s.bias && !s.res) continue;
+        k_finish f = {.a = glu ? tmp : s.y,
+                      .b = glu ? tmp + plane : 0,
+                      .bias = s.bias,
+                      .res = s.res,
+                      .y = s.y,
+                      .n_rows = n_tok,
+                      .n_cols = s.n_rows,
+                      .lda = glu ? s.n_rows : s.ldy,
+                      .ldy = s.ldy,
+                      .ldr = s.ldr,
+                      .act = p->act};
+        CUDA_LAUNCH(b, l, CK_finish, f, (s.n_rows + 255) / 256, n_tok, 1, 256, 0);
+    }
+}
+
+static int32_t type_of(mx_dtype t) {
+    return t == MX_F16 ? KTYPE_F16 : t == MX_BF16 ? KTYPE_BF16 : KTYPE_F32;
+}
+
+static void lower_rows(cuda_backend *b, const cuda_product *p, int i, CUdeviceptr arena,
+                       cuda_list *l) {
+    const mx_tensor *w = p->w[i];
+    k_seg s = seg_of(b, p, i, arena);
+    size_t code = 0, all = 0;
+    CHECK(mx_wfmt_code_bytes(w->fmt, w->n_cols, &code) && mx_wfmt_row_bytes(w->fmt, w->n_cols, &all));
+    bool affine = w->fmt.dtype == MX_AFFINE;
+    k_mm_rows a = {.w = {.data = s.w,
+                         .scales = s.w + w->scales_offset,
+                         .biases = s.w + w->biases_offset,
+                         .row_bytes = (int64_t)code,
+                         .scale_row_bytes = (int64_t)(all - code) / 2,
+                         .type = affine ? KTYPE_AFFINE : type_of(w->fmt.dtype),
+                         .bits = w->fmt.bits,
+                         .group = w->fmt.group,
+                         .scale_type = type_of(w->fmt.scale_dtype)},
+                   .x = cuda_address(b, p->x, arena),
+                   .y = s.y,
+                   .bias = s.bias,
+                   .res = s.res,
+                   .n_rows = s.n_rows,
+                   .n_cols = (int32_t)w->n_cols,
+                   .n_tok = (int32_t)p->x->n_rows,
+                   .ldx = (int32_t)p->x->ld,
+                   .ldy = s.ldy,
+                   .ldr = s.ldr};
+    CUDA_LAUNCH(b, l, CK_mm_rows, a, (a.n_rows + 7) / 8, (a.n_tok + 7) / 8, 1, 256, 0);
+}
+
+static bool same_pack(const cuda_product *p) {
+    for (int i = 0; i < p->n; i++) {
+        const mx_tensor *w = p->w[i];
+        if (w->layout != MX_LAYOUT_PACKED || w->pack != p->w[0]->pack ||
+            scale_type(w) != scale_type(p->w[0])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void cuda_lower_product(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l) {
+    if (p->n > 1 && !same_pack(p)) { // q, k, v of several formats: one product each
+        CHECK(p->act == KACT_NONE);
+        for (int i = 0; i < p->n; i++) {
+            cuda_product one = *p;
+            one.n = 1, one.w[0] = p->w[i], one.bias[0] = p->bias[i], one.y[0] = p->y[i];
+            cuda_lower_product(b, &one, arena, l);
+        }
+        return;
+    }
+    if (p->w[0]->layout != MX_LAYOUT_PACKED) {
+        CHECK(!p->gamma && p->act == KACT_NONE);
+        lower_rows(b, p, 0, arena, l);
+        return;
+    }
+    int64_t n = p->x->n_rows;
+    bool one_pass = b->exact || n <= b->gemv_rows;
+    if (one_pass && lower_gemv(b, p, arena, l)) return;
+    // cuBLASLt wants 16-byte rows.
+    if (b->lt && n >= b->lt_rows && p->x->n_cols % 8 == 0) {
+        lower_lt(b, p, arena, l);
+    } else {
+        lower_gemm(b, p, arena, l);
+    }
+}

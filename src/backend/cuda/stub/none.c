@@ -1,0 +1,23 @@
+// Stands in for the CUDA backend in a build without nvcc. Says so; does nothing else.
+#include "backend/cuda/cuda.h"
+
+#include <string.h>
+
+mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err) {
+    (void)device;
+    *out = NULL;
+    return mx_err_set(err, MX_UNSUPPORTED, "built without CUDA (no nvcc was found)");
+}
+
+int mx_cuda_device_count(void) {
+    return 0;
+}
+
+const char *mx_cuda_archs(void) {
+    return "";
+}
+
+void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out) {
+    (void)b;
+    memset(out, 0, sizeof(*out));
+}
