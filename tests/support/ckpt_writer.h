@@ -28,6 +28,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 // ---- Weights from a hash ----
@@ -256,6 +257,7 @@ static inline void ckpt_build_gguf(const ckpt *c, mx_buf *b) {
 }
 
 static inline void ckpt_write_file(const char *path, const void *p, size_t n) {
+    unlink(path); // writing over a file waits for the disk on some file systems
     FILE *f = fopen(path, "wb");
     CHECKF(f && fwrite(p, 1, n, f) == n && fclose(f) == 0, "%s", path);
 }
@@ -320,7 +322,12 @@ static inline void ckpt_write_safetensors(const ckpt *c, const char *folder, con
     mx_free(path);
 }
 
-// ---- Temporary folders ----
+// ---- Temporary folders, time ----
+
+// Processor time of this process, for limits that a busy machine must not break.
+static inline double ckpt_cpu_s(void) {
+    return (double)clock() / CLOCKS_PER_SEC;
+}
 
 // A new empty folder; mx_free the name after ckpt_remove_dir.
 static inline char *ckpt_temp_dir(void) {

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 // cmocka.h needs the two above
 #include <cmocka.h>
@@ -16,12 +17,12 @@ static json_t *parse(const char *s, size_t n, int flags, mx_err *err) {
 
 static void refuse(const char *s, size_t n, int flags, const char *part) {
     mx_err err;
-    double t = mx_now_s();
+    clock_t t = clock();
     json_t *v = parse(s, n, flags, &err);
     if (v || err.status != MX_FORMAT || !strstr(err.msg, part) || !strstr(err.msg, "place.json")) {
         fail_msg("%.40s: expected \"%s\", got \"%s\"", s, part, err.msg);
     }
-    assert_true(mx_now_s() - t < 1);
+    assert_true(clock() - t < CLOCKS_PER_SEC); // of processor time
 }
 
 static void refuse_text(const char *s, int flags, const char *part) {
