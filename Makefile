@@ -54,6 +54,11 @@ KOPT    := $(if $(SAN),,-O3)
 KFLAGS   = $(filter-out -Wconversion,$(CFLAGS)) $(KOPT) $(FLAGS_$(1))
 OBJ     := $(CSRC:%.c=$(B)/obj/%.o) $(foreach i,$(ISAS),$(KSRC:%.c=$(B)/obj/%.$(i).o))
 
+# After a failed build: go on with what did compile, see `check`.
+ifdef PARTIAL
+OBJ     := $(wildcard $(OBJ))
+endif
+
 -include Makefile.local
 
 .PHONY: all FORCE
@@ -72,12 +77,12 @@ $(B)/libmlxcel.a: $(OBJ) $(B)/members
 	$(Q)$(AR) rcs $@ $(OBJ)
 
 $(B)/obj/%.o: %.c $(B)/flags
-	@mkdir -p $(@D)
+	@mkdir -p $(@D) && rm -f $@
 	$(if $(V),,@echo "  CC    $<")
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 define isa_rule
 $(B)/obj/%.$(1).o: %.c $(B)/flags
-	@mkdir -p $$(@D)
+	@mkdir -p $$(@D) && rm -f $$@
 	$(if $(V),,@echo "  CC    $$< ($(1))")
 	$(Q)$$(CC) $$(call KFLAGS,$(1)) -MMD -MP -c -o $$@ $$<
 endef
