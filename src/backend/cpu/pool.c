@@ -89,9 +89,10 @@ static void *worker_main(void *arg) {
         gate_wait(&w->start, seen);
         seen++;
         if (atomic_load(&p->quit)) return NULL;
-        p->job(p->arg, w->index, p->n_active);
+        int n = p->n_active; // the fields of a run may change once this worker is done
+        p->job(p->arg, w->index, n);
         uint32_t before = atomic_fetch_add(&p->done.word, 1);
-        if (before + 2 == (uint32_t)p->n_active && atomic_load(&p->done.sleepers)) {
+        if (before + 2 == (uint32_t)n && atomic_load(&p->done.sleepers)) {
             futex(&p->done.word, FUTEX_WAKE_PRIVATE, INT32_MAX);
         }
     }
