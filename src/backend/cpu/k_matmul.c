@@ -61,9 +61,12 @@ static void run_core(const product *p, const side *s, const uint8_t *const tile[
         j.act = (const uint8_t *)m->act + (size_t)tok * p->act_block;
         j.act_step = p->act_block;
     } else {
-        j.act = (const uint8_t *)m->act + (size_t)(tok / CPU_ACT_BLOCK) * p->act_block;
+        const uint8_t *block =
+            (const uint8_t *)m->act + (size_t)(tok / CPU_ACT_BLOCK) * p->act_block;
+        int first = (int)(tok % CPU_ACT_BLOCK), columns = cpu_act_group(p->kind);
+        j.act = block + first * columns;
+        j.numbers = block + CPU_ACT_BLOCK * columns + 4 * first;
         j.act_step = cpu_act_record(p->kind);
-        j.tok0 = (int)(tok % CPU_ACT_BLOCK);
     }
     p->core.fn(&j);
 }

@@ -9,9 +9,9 @@ enum { MM_MAX_STREAMS = 4, MM_MAX_TOK = 8 };
 // One call of a core: up to 4 tiles by up to 8 rows of activations that lie in one act block.
 typedef struct mm_job {
     const uint8_t *tile[MM_MAX_STREAMS]; // every stream is read: repeat a tile to fill up
-    const uint8_t *act;                  // integer cores: the block's first record; else floats
-    size_t act_step;                     // bytes of a record; float cores: between rows
-    int tok0;                            // first row in the block; float cores: 0
+    const uint8_t *act;     // codes of the first row in the first record; float cores: floats
+    const uint8_t *numbers; // d of the first row in the first record; float cores: unused
+    size_t act_step;        // bytes of a record; float cores: between rows
     int64_t n_groups;
     cpu_packing p;
     float *out; // (streams, rows, 16)

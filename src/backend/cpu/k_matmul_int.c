@@ -13,21 +13,28 @@
 #include "backend/cpu/k_matmul_vec.h"
 
 typedef struct record { // one activation group, at the job's first row
-    const uint8_t *x;
+    const uint8_t *x;   // codes, xs bytes a row
+    const uint8_t *num; // d, v, n, half
     size_t xs;
-    const float *d, *v;
-    const int32_t *n, *half;
 } record;
 
-VEC_FN record record_at(const uint8_t *p, int tok0, int columns) {
-    MM_FORGET_POINTER(p);
-    const uint8_t *f = p + CPU_ACT_BLOCK * columns + 4 * tok0;
-    return (record){p + tok0 * columns,
-                    (size_t)columns,
-                    (const float *)(const void *)f,
-                    (const float *)(const void *)(f + 4 * CPU_ACT_BLOCK),
-                    (const int32_t *)(const void *)(f + 8 * CPU_ACT_BLOCK),
-                    (const int32_t *)(const void *)(f + 12 * CPU_ACT_BLOCK)};
+VEC_FN record record_at(const mm_job *j, size_t at, int columns) {
+    record r = {j->act + at, j->numbers + at, (size_t)columns};
+    MM_FORGET_POINTER(r.x);
+    MM_FORGET_POINTER(r.num);
+    return r;
+}
+VEC_FN vf scale_of(const record *r, int t) {
+    return vset1(*(const float *)(const void *)(r->num + 4 * t));
+}
+VEC_FN vf sum_of(const record *r, int t) {
+    return vset1(*(const float *)(const void *)(r->num + 4 * (CPU_ACT_BLOCK + t)));
+}
+VEC_FN int32_t start_of(const record *r, int t) {
+    return mm_i32(r->num + 4 * (2 * CPU_ACT_BLOCK + t));
+}
+VEC_FN int32_t half_of(const record *r, int t) {
+    return mm_i32(r->num + 4 * (3 * CPU_ACT_BLOCK + t));
 }
 
 typedef struct scales {
@@ -58,13 +65,13 @@ VEC_FN scales k45_scales(const uint8_t *group, int u, int bits) {
 VEC_FN void add_group(vf *y, int rows, const uint8_t *unit, int bits, int act_units,
                       const record *r, bool asym, const scales *sc) {
     vi dot[MM_MAX_TOK];
-    MM_UNROLL for (int t = 0; t < rows; t++) dot[t] = vi_start(r->n[t], bits);
+    MM_UNROLL for (int t = 0; t < rows; t++) dot[t] = vi_start(start_of(r, t), bits);
     MM_UNROLL for (int h = 0; h < 2 * act_units; h++) {
         vi_dot(dot, rows, unit + h / 2 * bits * CPU_VEC, bits, h % 2, r->x + 16 * h, r->xs);
     }
     MM_UNROLL for (int t = 0; t < rows; t++) {
-        y[t] = vfma(sc->s, vmul(vset1(r->d[t]), vi_float(dot[t])), y[t]);
-        if (asym) y[t] = vfma(sc->b, vset1(r->v[t]), y[t]);
+        y[t] = vfma(sc->s, vmul(scale_of(r, t), vi_float(dot[t])), y[t]);
+        if (asym) y[t] = vfma(sc->b, sum_of(r, t), y[t]);
     }
 }
 
@@ -72,14 +79,14 @@ VEC_FN void add_k6_unit(vf *y, int rows, const uint8_t *unit, const record *r, v
                         vf sc1) {
     vi dot[2][MM_MAX_TOK];
     MM_UNROLL for (int t = 0; t < rows; t++) {
-        dot[0][t] = vi_start(r->half[t], 6);
-        dot[1][t] = vi_start(r->n[t] - r->half[t], 6);
+        dot[0][t] = vi_start(half_of(r, t), 6);
+        dot[1][t] = vi_start(start_of(r, t) - half_of(r, t), 6);
     }
     vi_dot(dot[0], rows, unit, 6, 0, r->x, r->xs);
     vi_dot(dot[1], rows, unit, 6, 1, r->x + 16, r->xs);
     MM_UNROLL for (int t = 0; t < rows; t++) {
         vf both = vfma(sc0, vi_float(dot[0][t]), vmul(sc1, vi_float(dot[1][t])));
-        y[t] = vfma(s, vmul(vset1(r->d[t]), both), y[t]);
+        y[t] = vfma(s, vmul(scale_of(r, t), both), y[t]);
     }
 }
 
@@ -91,14 +98,13 @@ VEC_FN void core_plain(const mm_job *j, int streams, int rows, bool asym, int bi
     vf y[MM_MAX_STREAMS * MM_MAX_TOK];
     MM_UNROLL for (int i = 0; i < streams * rows; i++) y[i] = vset1(0.0f);
     int acts = act_units == 1 ? 1 : j->p.group_units / 2; // activation groups of a weight group
-    size_t at = 0;
-    const uint8_t *act = j->act;
+    size_t at = 0, act = 0;
     for (int64_t g = 0; g < j->n_groups; g++) {
         MM_UNROLL for (int s = 0; s < streams; s++) {
             const uint8_t *group = j->tile[s] + at, *unit = group + j->p.head_bytes;
             scales sc = plain_scales(&j->p, group, asym, bits);
             for (int a = 0; a < acts; a++) {
-                record r = record_at(act + (size_t)a * j->act_step, j->tok0, 32 * act_units);
+                record r = record_at(j, act + (size_t)a * j->act_step, 32 * act_units);
                 add_group(y + s * rows, rows, unit, bits, act_units, &r, asym, &sc);
                 unit += act_units * bits * CPU_VEC;
             }
@@ -112,12 +118,11 @@ VEC_FN void core_plain(const mm_job *j, int streams, int rows, bool asym, int bi
 VEC_FN void core_k(const mm_job *j, int streams, int rows, int bits) {
     vf y[MM_MAX_STREAMS * MM_MAX_TOK];
     MM_UNROLL for (int i = 0; i < streams * rows; i++) y[i] = vset1(0.0f);
-    size_t at = 0;
-    const uint8_t *act = j->act;
+    size_t at = 0, act = 0;
     for (int64_t g = 0; g < j->n_groups; g++) {
         for (int u = 0; u < 8; u++) {
             MM_UNROLL for (int s = 0; s < streams; s++) {
-                record r = record_at(act, j->tok0, 32);
+                record r = record_at(j, act, 32);
                 const uint8_t *group = j->tile[s] + at;
                 const uint8_t *unit = group + j->p.head_bytes + u * bits * CPU_VEC;
                 if (bits == 6) {
@@ -136,46 +141,54 @@ VEC_FN void core_k(const mm_job *j, int streams, int rows, int bits) {
     store_all(j, y, streams * rows);
 }
 
-// ---- The cores: a name, then the arguments of its kernel
-// -----------------------------------------
+// ---- The cores: a name, then the arguments of its kernel ----------------------------------------
 
+// X(streams, rows, …), rows ascending. SHORT is for the formats that are seldom met.
 #if defined(MX_ISA_AVX512)
 #define ROWS_LIST(X, ...)                                                                          \
     X(4, 1, __VA_ARGS__)                                                                           \
     X(4, 2, __VA_ARGS__)                                                                           \
-    X(4, 4, __VA_ARGS__)                                                                           \
+    X(2, 4, __VA_ARGS__)                                                                           \
+    X(1, 8, __VA_ARGS__)
+#define SHORT_LIST(X, ...)                                                                         \
+    X(4, 1, __VA_ARGS__)                                                                           \
     X(1, 8, __VA_ARGS__)
 #elif defined(MX_ISA_AVX2)
 #define ROWS_LIST(X, ...)                                                                          \
     X(4, 1, __VA_ARGS__)                                                                           \
     X(2, 2, __VA_ARGS__)                                                                           \
     X(1, 4, __VA_ARGS__)
+#define SHORT_LIST(X, ...)                                                                         \
+    X(4, 1, __VA_ARGS__)                                                                           \
+    X(1, 4, __VA_ARGS__)
 #else
 #define ROWS_LIST(X, ...)                                                                          \
     X(1, 1, __VA_ARGS__)                                                                           \
     X(1, 4, __VA_ARGS__)
+#define SHORT_LIST(X, ...) X(1, 1, __VA_ARGS__)
 #endif
 
+// X(name, rows list, asym, bits, act_units)
 #define PLAIN_LIST(X)                                                                              \
-    X(s4, false, 4, 1)                                                                             \
-    X(s5, false, 5, 1)                                                                             \
-    X(s8, false, 8, 1)                                                                             \
-    X(a2, true, 2, 1)                                                                              \
-    X(a3, true, 3, 1)                                                                              \
-    X(a4, true, 4, 1)                                                                              \
-    X(a5, true, 5, 1)                                                                              \
-    X(a6, true, 6, 1)                                                                              \
-    X(a8, true, 8, 1)                                                                              \
-    X(b2, true, 2, 2)                                                                              \
-    X(b3, true, 3, 2)                                                                              \
-    X(b4, true, 4, 2)                                                                              \
-    X(b5, true, 5, 2)                                                                              \
-    X(b6, true, 6, 2)                                                                              \
-    X(b8, true, 8, 2)
+    X(s4, ROWS_LIST, false, 4, 1)                                                                  \
+    X(s5, ROWS_LIST, false, 5, 1)                                                                  \
+    X(s8, ROWS_LIST, false, 8, 1)                                                                  \
+    X(a2, SHORT_LIST, true, 2, 1)                                                                  \
+    X(a3, SHORT_LIST, true, 3, 1)                                                                  \
+    X(a4, ROWS_LIST, true, 4, 1)                                                                   \
+    X(a5, SHORT_LIST, true, 5, 1)                                                                  \
+    X(a6, SHORT_LIST, true, 6, 1)                                                                  \
+    X(a8, SHORT_LIST, true, 8, 1)                                                                  \
+    X(b2, SHORT_LIST, true, 2, 2)                                                                  \
+    X(b3, SHORT_LIST, true, 3, 2)                                                                  \
+    X(b4, ROWS_LIST, true, 4, 2)                                                                   \
+    X(b5, SHORT_LIST, true, 5, 2)                                                                  \
+    X(b6, SHORT_LIST, true, 6, 2)                                                                  \
+    X(b8, ROWS_LIST, true, 8, 2)
 #define K_LIST(X)                                                                                  \
-    X(k4, 4)                                                                                       \
-    X(k5, 5)                                                                                       \
-    X(k6, 6)
+    X(k4, ROWS_LIST, 4)                                                                            \
+    X(k5, SHORT_LIST, 5)                                                                           \
+    X(k6, ROWS_LIST, 6)
 
 #define DEFINE_PLAIN(streams, rows, name, asym, bits, units)                                       \
     static void name##_##rows(const mm_job *j) {                                                   \
@@ -186,23 +199,21 @@ VEC_FN void core_k(const mm_job *j, int streams, int rows, int bits) {
         core_k(j, streams, rows, bits);                                                            \
     }
 #define ENTRY(streams_, rows_, name, ...) {name##_##rows_, streams_, rows_},
-#define PLAIN_CORES(name, asym, bits, units)                                                       \
-    ROWS_LIST(DEFINE_PLAIN, name, asym, bits, units)                                               \
-    static const mm_core name##_cores[] = {ROWS_LIST(ENTRY, name, 0)};
-#define K_CORES(name, bits)                                                                        \
-    ROWS_LIST(DEFINE_K, name, bits)                                                                \
-    static const mm_core name##_cores[] = {ROWS_LIST(ENTRY, name, 0)};
+#define PLAIN_CORES(name, list, asym, bits, units)                                                 \
+    list(DEFINE_PLAIN, name, asym, bits,                                                           \
+         units) static const mm_core name##_cores[] = {list(ENTRY, name, 0){NULL, 0, 0}};
+#define K_CORES(name, list, bits)                                                                  \
+    list(DEFINE_K, name,                                                                           \
+         bits) static const mm_core name##_cores[] = {list(ENTRY, name, 0){NULL, 0, 0}};
 
 PLAIN_LIST(PLAIN_CORES)
 K_LIST(K_CORES)
-
-enum { N_CORES = sizeof s4_cores / sizeof s4_cores[0] };
 
 static const mm_core *cores_of(const cpu_packing *p) {
     if (p->family == CPU_FAM_K6) return k6_cores;
     if (p->family == CPU_FAM_K45) return p->bits == 4 ? k4_cores : k5_cores;
     bool is_asym = p->family == CPU_FAM_ASYM;
-#define PICK(name, asym_, bits_, units_)                                                           \
+#define PICK(name, list, asym_, bits_, units_)                                                     \
     if (is_asym == asym_ && p->bits == bits_ && p->act_units == units_) return name##_cores;
     PLAIN_LIST(PICK)
     CHECKF(false, "no integer product for %d bits", p->bits);
@@ -211,7 +222,6 @@ static const mm_core *cores_of(const cpu_packing *p) {
 
 mm_core CPU_FN(core_int)(const cpu_packing *p, int64_t n_tok) {
     const mm_core *c = cores_of(p);
-    int i = 0;
-    while (i + 1 < N_CORES && c[i].rows < n_tok) i++;
-    return c[i];
+    while (c[1].fn && c->rows < n_tok) c++;
+    return *c;
 }
