@@ -18,15 +18,9 @@ static void must(mx_status st, const rig *r, const mx_err *e) {
     CHECKF(st == MX_OK, "%s: %s", r->name, e->msg);
 }
 
-void rig_open(rig *r, int isa, int n_threads, bool fuse, bool exact, int32_t n_vocab) {
+static void open_steps(rig *r, bool fuse, int32_t n_vocab) {
     mx_err e = {0};
-    *r = (rig){0};
-    cpu_options o = {.n_threads = n_threads, .isa = isa, .exact = exact};
-    must(cpu_open_with(&o, &r->b, &e), r, &e);
-    mx_backend_facts f;
-    r->b->ops->facts(r->b, &f);
-    snprintf(r->name, sizeof r->name, "%s, %d threads, %s", f.arch, n_threads,
-             fuse ? "fused" : "expanded");
+    r->phase = MX_PHASE_DECODE;
     r->enc = mx_enc_open(r->b, no_budgets, 8, fuse);
     r->caps = (mx_step_caps){.max_tok = RIG_MAX_TOK,
                              .max_range = RIG_MAX_RANGE,
@@ -38,6 +32,26 @@ void rig_open(rig *r, int isa, int n_threads, bool fuse, bool exact, int32_t n_v
         r->caps.max_pages[g] = RIG_MAX_CTX / rig_page_tokens[g];
     }
     must(r->b->ops->step_init(r->b, &r->caps, r->io, &e), r, &e);
+}
+
+void rig_open(rig *r, int isa, int n_threads, bool fuse, bool exact, int32_t n_vocab) {
+    mx_err e = {0};
+    *r = (rig){0};
+    cpu_options o = {.n_threads = n_threads, .isa = isa, .exact = exact};
+    must(cpu_open_with(&o, &r->b, &e), r, &e);
+    mx_backend_facts f;
+    r->b->ops->facts(r->b, &f);
+    snprintf(r->name, sizeof r->name, "%s, %d threads, %s", f.arch, n_threads,
+             fuse ? "fused" : "expanded");
+    open_steps(r, fuse, n_vocab);
+}
+
+void rig_open_on(rig *r, mx_backend *b, bool fuse, int32_t n_vocab) {
+    *r = (rig){.b = b};
+    mx_backend_facts f;
+    b->ops->facts(b, &f);
+    snprintf(r->name, sizeof r->name, "%s, %s", f.arch, fuse ? "fused" : "expanded");
+    open_steps(r, fuse, n_vocab);
 }
 
 void rig_reset(rig *r) {
@@ -155,7 +169,7 @@ void rig_begin(rig *r, int32_t n_ranges, const int32_t *seq, const int32_t *pos0
                int32_t n_out, int32_t n_seqs) {
     mx_step_io *io = &r->io[r->slot];
     int32_t rows = 0;
-    r->facts = (mx_step_facts){.phase = MX_PHASE_DECODE};
+    r->facts = (mx_step_facts){.phase = r->phase};
     for (int32_t i = 0; i < n_ranges; i++) {
         fill_range(r, io, i, seq[i], rows, pos0[i], n[i], n_seqs);
         rows += n[i];

@@ -21,10 +21,13 @@ typedef struct rig {
     mx_tensor *used[32]; // freed by rig_reset
     int n_used;
     int slot; // next to submit
+    mx_phase phase; // of the steps; DECODE when opened
 } rig;
 
 // isa, exact: as cpu_options. n_vocab: of the step block's logits.
 void rig_open(rig *r, int isa, int n_threads, bool fuse, bool exact, int32_t n_vocab);
+// The same over an open backend, which rig_close closes.
+void rig_open_on(rig *r, mx_backend *b, bool fuse, int32_t n_vocab);
 void rig_close(rig *r);
 // Frees the tensors of the case.
 void rig_reset(rig *r);
