@@ -315,10 +315,11 @@ void *engine_main(void *arg) {
     step_pick *picks = st == MX_OK ? mx_calloc((size_t)e->caps.max_range, sizeof *picks) : NULL;
     while (st == MX_OK && take_mail(e)) {
         end_cancelled(e);
+        publish_stats(e); // before a last event goes out: who reads it finds it counted
         retire(e);
         run_steps(e, picks);
-        retire(e);
         publish_stats(e);
+        retire(e);
     }
     if (st == MX_OK) {
         take_mail(e);

@@ -1,0 +1,119 @@
+// Test support: a tiny Llama as GGUF with a byte-level vocabulary, its weights from the hash.
+#ifndef TESTS_SUPPORT_TINY_MODEL_H
+#define TESTS_SUPPORT_TINY_MODEL_H
+
+#include "support/ckpt_writer.h"
+
+typedef struct tiny_opts { // zero means the default
+    int32_t n_layer;       // 2
+    int32_t d_model;       // 64
+    int32_t n_head;        // 4
+    int32_t n_kv_head;     // 2
+    int32_t d_ff;          // 96
+    int32_t max_ctx;       // 512
+    mx_dtype type;         // F32 (the zero value): of the matrices
+    const char *chat_template;
+} tiny_opts;
+
+enum { TINY_EOS = 256, TINY_IM_START = 257, TINY_IM_END = 258, TINY_VOCAB = 272 };
+
+static inline int32_t tiny_or(int32_t v, int32_t d) {
+    return v ? v : d;
+}
+
+// GPT-2's printable stand-in for a byte, as UTF-8.
+static inline void tiny_byte_token(int b, char out[8]) {
+    bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+    uint32_t cp = (uint32_t)b;
+    if (!printable) {
+        cp = 256;
+        for (int i = 0; i < b; i++) {
+            cp += !((i >= 33 && i <= 126) || (i >= 161 && i <= 172) || i >= 174);
+        }
+    }
+    int n = mx_utf8_encode(cp, out);
+    out[n] = 0;
+}
+
+static inline void tiny_vocab(ckpt *c) {
+    static char text[TINY_VOCAB][16];
+    const char *tokens[TINY_VOCAB];
+    int32_t types[TINY_VOCAB];
+    for (int i = 0; i < TINY_VOCAB; i++) {
+        types[i] = i < 256 ? 1 : 3;
+        if (i < 256)
+            tiny_byte_token(i, text[i]);
+        else
+            snprintf(text[i], sizeof text[i], "<|unused%d|>", i);
+        tokens[i] = text[i];
+    }
+    tokens[TINY_EOS] = "<|endoftext|>";
+    tokens[TINY_IM_START] = "<|im_start|>";
+    tokens[TINY_IM_END] = "<|im_end|>";
+    // one merge keeps the list non-empty; its result is not in the text of the tests
+    static const char *const merges[] = {"z z"};
+    tokens[TINY_VOCAB - 1] = "zz";
+    types[TINY_VOCAB - 1] = 1;
+    ckpt_kv_str(c, "tokenizer.ggml.model", "gpt2");
+    ckpt_kv_str(c, "tokenizer.ggml.pre", "gpt-2");
+    ckpt_kv_strs(c, "tokenizer.ggml.tokens", tokens, TINY_VOCAB);
+    ckpt_kv_array(c, "tokenizer.ggml.token_type", CKPT_I32, types, TINY_VOCAB, 4);
+    ckpt_kv_strs(c, "tokenizer.ggml.merges", merges, 1);
+    ckpt_kv_u32(c, "tokenizer.ggml.eos_token_id", TINY_EOS);
+    ckpt_kv_bool(c, "tokenizer.ggml.add_bos_token", false);
+}
+
+static inline void tiny_matrix(ckpt *c, const char *name, mx_dtype t, int64_t rows, int64_t cols) {
+    int64_t dim[2] = {rows, cols};
+    ckpt_add_hash(c, name, t, 2, dim, 1.7f / sqrtf((float)cols));
+}
+
+// Norm weights of one plus something small.
+static inline void tiny_norm(ckpt *c, const char *name, int64_t n) {
+    float *w = ckpt_add(c, name, MX_F32, 1, &n, NULL);
+    ckpt_fill(w, (size_t)n, name, 0, 0.1f);
+    for (int64_t i = 0; i < n; i++) w[i] += 1.0f;
+}
+
+static inline void tiny_layer(ckpt *c, const tiny_opts *o, int il, int64_t d, int64_t kv,
+                              int64_t ff) {
+    char name[64];
+#define TINY(part) (snprintf(name, sizeof name, "blk.%d." part ".weight", il), name)
+    tiny_norm(c, TINY("attn_norm"), d);
+    tiny_matrix(c, TINY("attn_q"), o->type, d, d);
+    tiny_matrix(c, TINY("attn_k"), o->type, kv, d);
+    tiny_matrix(c, TINY("attn_v"), o->type, kv, d);
+    tiny_matrix(c, TINY("attn_output"), o->type, d, d);
+    tiny_norm(c, TINY("ffn_norm"), d);
+    tiny_matrix(c, TINY("ffn_gate"), o->type, ff, d);
+    tiny_matrix(c, TINY("ffn_up"), o->type, ff, d);
+    tiny_matrix(c, TINY("ffn_down"), o->type, d, ff);
+#undef TINY
+}
+
+// Writes the model to path.
+static inline void tiny_write(const char *path, const tiny_opts *o) {
+    int32_t d = tiny_or(o->d_model, 64), heads = tiny_or(o->n_head, 4);
+    int32_t kv_heads = tiny_or(o->n_kv_head, 2), ff = tiny_or(o->d_ff, 96);
+    int32_t layers = tiny_or(o->n_layer, 2);
+    ckpt c;
+    ckpt_init(&c);
+    ckpt_kv_str(&c, "general.architecture", "llama");
+    ckpt_kv_u32(&c, "llama.block_count", (uint32_t)layers);
+    ckpt_kv_u32(&c, "llama.embedding_length", (uint32_t)d);
+    ckpt_kv_u32(&c, "llama.attention.head_count", (uint32_t)heads);
+    ckpt_kv_u32(&c, "llama.attention.head_count_kv", (uint32_t)kv_heads);
+    ckpt_kv_u32(&c, "llama.feed_forward_length", (uint32_t)ff);
+    ckpt_kv_u32(&c, "llama.context_length", (uint32_t)tiny_or(o->max_ctx, 512));
+    ckpt_kv_f32(&c, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    ckpt_kv_f32(&c, "llama.rope.freq_base", 10000.0f);
+    tiny_vocab(&c);
+    if (o->chat_template) ckpt_kv_str(&c, "tokenizer.chat_template", o->chat_template);
+    tiny_matrix(&c, "token_embd.weight", o->type, TINY_VOCAB, d);
+    for (int il = 0; il < layers; il++) tiny_layer(&c, o, il, d, d / heads * kv_heads, ff);
+    tiny_norm(&c, "output_norm.weight", d);
+    ckpt_write_gguf(&c, path);
+    ckpt_free(&c);
+}
+
+#endif
