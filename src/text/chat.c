@@ -143,7 +143,7 @@ static json_t *with_field(const json_t *obj, const char *key, json_t *value) {
 
 static mx_status make_call(chat_place *at, const json_t *call, size_t i, json_t **out) {
     const json_t *fn = json_object_get(call, "function");
-    json_t *args;
+    json_t *args = NULL;
     snprintf(at->path, sizeof at->path, ".tool_calls[%zu]", i);
     if (!json_is_object(call)) return fail(at, "expected an object");
     if (!json_is_object(fn)) {
@@ -168,7 +168,7 @@ static mx_status make_calls(chat_place *at, const json_t *calls, json_t **out) {
     if (!json_is_array(calls)) return fail(at, "expected an array");
     *out = json_array();
     for (size_t i = 0; i < json_array_size(calls); i++) {
-        json_t *call;
+        json_t *call = NULL;
         mx_status st = make_call(at, json_array_get(calls, i), i, &call);
         if (st != MX_OK) {
             json_decref(*out);

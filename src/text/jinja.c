@@ -81,6 +81,10 @@ void jinja_charge(jrt *r, uint64_t steps) {
         jinja_fail(r, MX_TOOLARGE, "more than %d steps", JINJA_MAX_STEPS);
 }
 
+void jinja_charge_bytes(jrt *r, size_t n) {
+    jinja_charge(r, n / 128);
+}
+
 void jinja_descend(jrt *r) {
     if (++r->depth > JINJA_MAX_RECURSION)
         jinja_fail(r, MX_TOOLARGE, "nested too deep while rendering");

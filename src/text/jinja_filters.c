@@ -130,7 +130,7 @@ static jval f_truncate(jrt *r, jval self, const jargs *a) {
     size_t keep = jinja_str_offset(s, (size_t)length - end->n_chars);
     const jstr *head = jinja_str_part(r, s, 0, keep);
     if (!flag_arg(a->v[1])) {
-        size_t blank = jinja_rfind(jinja_text(head), mx_str_of(" "));
+        size_t blank = jinja_rfind(r, jinja_text(head), mx_str_of(" "));
         if (blank != SIZE_MAX) head = jinja_str_part(r, head, 0, blank);
     }
     if (!jinja_str_trusted(s)) end = jinja_str_view(r, jinja_text(end), false);
@@ -142,11 +142,12 @@ static jval f_wordcount(jrt *r, jval self, const jargs *a) {
     const jstr *s = jinja_to_str(r, self);
     int64_t n = 0;
     bool in_word = false;
+    jinja_charge_bytes(r, s->n * 8);
     for (size_t at = 0; at < s->n;) {
         size_t from = at;
         uint32_t c = jinja_next_char(jinja_text(s), &at);
         jstr one = {.p = s->p + from, .n = at - from, .n_chars = 1};
-        bool word = c == '_' || jinja_text_all(&one, JCLASS_ALNUM);
+        bool word = c == '_' || jinja_text_all(r, &one, JCLASS_ALNUM);
         n += word && !in_word;
         in_word = word;
     }

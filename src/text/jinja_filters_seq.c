@@ -5,7 +5,9 @@
 // --- attribute paths -----------------------------------------------------------------------------
 
 static bool all_digits(const jstr *s) {
-    return s->n > 0 && s->n < 18 && jinja_text_all(s, JCLASS_DIGIT) && s->n == s->n_chars;
+    for (size_t i = 0; i < s->n; i++)
+        if (s->p[i] < '0' || s->p[i] > '9') return false;
+    return s->n > 0 && s->n < 18;
 }
 
 // item.a.b.0, looked up as Jinja's filters do: items first, then attributes.

@@ -248,6 +248,7 @@ static void percent_one(jpercent *p, mx_str f, size_t *at) {
 const jstr *jinja_format_percent(jrt *r, const jstr *fmt, jval args) {
     jpercent p = {.r = r, .out = jinja_buf_new(r, fmt->n + 32), .args = args};
     p.trusted = jinja_str_trusted(fmt);
+    jinja_charge_bytes(r, fmt->n);
     mx_str f = jinja_text(fmt);
     for (size_t at = 0; at < f.n;) {
         size_t hit = jinja_find(f, mx_str_of("%"), at);
@@ -360,6 +361,7 @@ const jstr *jinja_format_braces(jrt *r, const jstr *fmt, const jargs *args) {
     bool trusted = jinja_str_trusted(fmt);
     mx_str f = jinja_text(fmt);
     size_t next = 0;
+    jinja_charge_bytes(r, fmt->n);
     for (size_t at = 0; at < f.n;) {
         size_t to = at;
         while (to < f.n && f.p[to] != '{' && f.p[to] != '}') to++;

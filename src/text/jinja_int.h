@@ -393,6 +393,7 @@ _Noreturn void jinja_fail(jrt *r, mx_status st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void *jinja_alloc(jrt *r, size_t n);
 void jinja_charge(jrt *r, uint64_t steps); // counts work against the limit
+void jinja_charge_bytes(jrt *r, size_t n); // the same for reading or writing n bytes
 #define JINJA_NEW(r, type)      ((type *)jinja_alloc((r), sizeof(type)))
 #define JINJA_ARRAY(r, type, n) ((type *)jinja_alloc((r), sizeof(type) * (size_t)(n)))
 
@@ -422,7 +423,7 @@ uint32_t jinja_next_char(mx_str s, size_t *at);
 bool jinja_is_space(uint32_t c); // as Python's str.isspace
 // First occurrence of needle in s at or after from, or SIZE_MAX.
 size_t jinja_find(mx_str s, mx_str needle, size_t from);
-size_t jinja_rfind(mx_str s, mx_str needle);
+size_t jinja_rfind(jrt *r, mx_str s, mx_str needle);
 
 // Values (jinja_value.c).
 static inline jval jv_none(void) {

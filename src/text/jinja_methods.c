@@ -45,9 +45,8 @@ CASE_METHOD(str_title, JCASE_TITLE)
 
 #define CLASS_METHOD(name, how)                                                                    \
     static jval name(jrt *r, jval self, const jargs *a) {                                          \
-        (void)r;                                                                                   \
         (void)a;                                                                                   \
-        return jv_bool(jinja_text_all(self.u.s, how));                                             \
+        return jv_bool(jinja_text_all(r, self.u.s, how));                                          \
     }
 CLASS_METHOD(str_isalpha, JCLASS_ALPHA)
 CLASS_METHOD(str_isalnum, JCLASS_ALNUM)
@@ -137,9 +136,10 @@ static int64_t find_in(jrt *r, jval self, const jargs *a, bool last, const char 
     mx_str needle = jinja_text(text_arg(r, a->v[0], name));
     if (!window(r, self.u.s, a, &from, &to)) return -1;
     mx_str part = {self.u.s->p + from, to - from};
-    jinja_charge(r, part.n / 256);
-    size_t hit = last ? jinja_rfind(part, needle) : jinja_find(part, needle, 0);
+    jinja_charge_bytes(r, part.n * 4);
+    size_t hit = last ? jinja_rfind(r, part, needle) : jinja_find(part, needle, 0);
     if (hit == SIZE_MAX) return -1;
+    jinja_charge_bytes(r, from + hit);
     return (int64_t)jinja_count_chars((mx_str){self.u.s->p, from + hit});
 }
 
@@ -174,7 +174,7 @@ static jval str_count(jrt *r, jval self, const jargs *a) {
     if (!window(r, self.u.s, a, &from, &to)) return jv_int(0);
     mx_str part = {self.u.s->p + from, to - from};
     if (needle.n == 0) return found(self, (int64_t)jinja_count_chars(part) + 1);
-    jinja_charge(r, part.n / 256);
+    jinja_charge_bytes(r, part.n * 4);
     for (size_t at = 0; (at = jinja_find(part, needle, at)) != SIZE_MAX; at += needle.n) n++;
     return found(self, n);
 }
@@ -201,8 +201,9 @@ static jval str_removesuffix(jrt *r, jval self, const jargs *a) {
 
 static jval partition(jrt *r, jval self, const jargs *a, bool last) {
     const jstr *s = self.u.s, *sep = text_arg(r, a->v[0], "partition");
+    jinja_charge_bytes(r, s->n);
     if (sep->n == 0) jinja_fail(r, MX_INVALID, "empty separator");
-    size_t hit = last ? jinja_rfind(jinja_text(s), jinja_text(sep))
+    size_t hit = last ? jinja_rfind(r, jinja_text(s), jinja_text(sep))
                       : jinja_find(jinja_text(s), jinja_text(sep), 0);
     size_t a_end = hit, b_end = hit + sep->n;
     if (hit == SIZE_MAX) a_end = b_end = last ? 0 : s->n;

@@ -212,7 +212,9 @@ bool jinja_equal(jrt *r, jval a, jval b) {
     if (jinja_as_number(a, &f) && jinja_as_number(b, &g)) return f == g;
     if (a.kind != b.kind) return false;
     switch (a.kind) {
-    case JV_STR: return mx_str_eq(jinja_text(a.u.s), jinja_text(b.u.s));
+    case JV_STR:
+        if (r && a.u.s->n == b.u.s->n) jinja_charge_bytes(r, a.u.s->n / 8);
+        return mx_str_eq(jinja_text(a.u.s), jinja_text(b.u.s));
     case JV_LIST: return equal_lists(r, a.u.l, b.u.l);
     case JV_DICT: return equal_dicts(r, a.u.d, b.u.d);
     case JV_NS: return a.u.d == b.u.d;
@@ -243,7 +245,10 @@ int jinja_order(jrt *r, jval a, jval b, const char *op) {
     if (jinja_as_int(a, &i) && jinja_as_int(b, &k)) return (i > k) - (i < k);
     if (jinja_as_number(a, &f) && jinja_as_number(b, &g))
         return isnan(f) || isnan(g) ? 2 : (f > g) - (f < g);
-    if (a.kind == JV_STR && b.kind == JV_STR) return order_str(a.u.s, b.u.s);
+    if (a.kind == JV_STR && b.kind == JV_STR) {
+        jinja_charge_bytes(r, MX_MIN(a.u.s->n, b.u.s->n) / 8);
+        return order_str(a.u.s, b.u.s);
+    }
     if (is_sequence(a) && is_sequence(b) && a.kind == JV_LIST && b.kind == JV_LIST &&
         a.u.l->form == b.u.l->form)
         return order_lists(r, a.u.l, b.u.l, op);
@@ -280,7 +285,7 @@ bool jinja_contains(jrt *r, jval in, jval what) {
         if (what.kind != JV_STR)
             jinja_fail(r, MX_INVALID, "'in <string>' requires string as left operand, not %s",
                        jinja_type_name(what));
-        jinja_charge(r, in.u.s->n / 1024);
+        jinja_charge_bytes(r, in.u.s->n);
         return jinja_find(jinja_text(in.u.s), jinja_text(what.u.s), 0) != SIZE_MAX;
     }
     if (in.kind == JV_DICT) return jinja_dict_find(r, in.u.d, what) != NULL;
@@ -336,7 +341,7 @@ static jval item_at(jrt *r, jval v, int64_t i) {
     if (i < 0 || i >= n) return (jval){.kind = JV_MISSING};
     if (v.kind == JV_LIST) return v.u.l->v[i];
     size_t from = jinja_str_offset(v.u.s, (size_t)i), to = from;
-    jinja_charge(r, v.u.s->n == v.u.s->n_chars ? 0 : from / 1024);
+    jinja_charge_bytes(r, v.u.s->n == v.u.s->n_chars ? 0 : from);
     jinja_next_char(jinja_text(v.u.s), &to);
     return jv_str(jinja_str_part(r, v.u.s, from, to));
 }
@@ -381,6 +386,7 @@ static bool passes_end(int64_t i, int64_t end, int64_t step) {
 }
 
 static jval slice_str(jrt *r, const jstr *s, int64_t from, int64_t to, int64_t step) {
+    jinja_charge_bytes(r, s->n == s->n_chars ? 0 : 3 * s->n);
     if (step == 1) {
         size_t a = jinja_str_offset(s, (size_t)from), b = jinja_str_offset(s, (size_t)to);
         return jv_str(jinja_str_part(r, s, a, b));

@@ -57,6 +57,7 @@ static void repr_str(jrt *r, jbuf *b, const jstr *s, bool trusted) {
     mx_str t = jinja_text(s);
     char quote = memchr(t.p, '\'', t.n) && !memchr(t.p, '"', t.n) ? '"' : '\'';
     char tmp[16];
+    jinja_charge_bytes(r, t.n * 8);
     jinja_buf_add(r, b, (mx_str){&quote, 1}, trusted);
     for (size_t at = 0, from = 0; at < t.n; from = at) {
         uint32_t c = jinja_next_char(t, &at);
@@ -207,6 +208,7 @@ static void dump_str(jdump *d, const jstr *s) {
     put(d, "\"");
     mx_str t = jinja_text(s);
     size_t from = 0;
+    jinja_charge_bytes(d->r, t.n);
     for (size_t i = 0; i < t.n;) {
         unsigned char c = (unsigned char)t.p[i];
         bool plain = c >= 0x20 && c != '"' && c != '\\' && (!d->ascii || c < 0x7f);

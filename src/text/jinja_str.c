@@ -30,7 +30,7 @@ static void reserve(jrt *r, jbuf *b, size_t extra) {
     while (cap < b->n + extra) cap *= 2;
     char *p = jinja_alloc(r, cap);
     memcpy(p, b->p, b->n);
-    jinja_charge(r, b->n / 1024);
+    jinja_charge_bytes(r, b->n);
     b->p = p;
     b->cap = cap;
 }
@@ -57,7 +57,7 @@ static void append(jrt *r, jbuf *b, mx_str text, size_t n_chars, bool trusted) {
     b->n += text.n;
     b->n_chars += n_chars;
     add_run(r, b, b->n, trusted);
-    jinja_charge(r, text.n / 1024);
+    jinja_charge_bytes(r, text.n);
 }
 
 void jinja_buf_add(jrt *r, jbuf *b, mx_str text, bool trusted) {
@@ -207,8 +207,10 @@ size_t jinja_find(mx_str s, mx_str needle, size_t from) {
     return hit ? (size_t)(hit - s.p) : SIZE_MAX;
 }
 
-size_t jinja_rfind(mx_str s, mx_str needle) {
-    for (size_t at = s.n - needle.n + 1; needle.n <= s.n && at-- > 0;) {
+size_t jinja_rfind(jrt *r, mx_str s, mx_str needle) {
+    if (needle.n > s.n) return SIZE_MAX;
+    for (size_t at = s.n - needle.n + 1; at-- > 0;) {
+        if ((at & 1023) == 0) jinja_charge_bytes(r, 1024 + needle.n * 1024);
         if (memcmp(s.p + at, needle.p, needle.n) == 0) return at;
     }
     return SIZE_MAX;

@@ -30,12 +30,12 @@ KIND_TEST(test_sequence,
 
 static jval test_lower(jrt *r, jval v, const jargs *a) {
     (void)a;
-    return jv_bool(jinja_text_all(jinja_to_str(r, v), JCLASS_LOWER));
+    return jv_bool(jinja_text_all(r, jinja_to_str(r, v), JCLASS_LOWER));
 }
 
 static jval test_upper(jrt *r, jval v, const jargs *a) {
     (void)a;
-    return jv_bool(jinja_text_all(jinja_to_str(r, v), JCLASS_UPPER));
+    return jv_bool(jinja_text_all(r, jinja_to_str(r, v), JCLASS_UPPER));
 }
 
 static bool remainder_is(jrt *r, jval v, jval by, int64_t want) {

@@ -44,10 +44,34 @@ static bool ends_word(uint32_t c) {
     return c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || jinja_is_space(c);
 }
 
+// Whether the character after c begins a word, for the two kinds of title.
+static bool starts_word(jcase how, uint32_t c) {
+    return how == JCASE_TITLE ? !is_cased(c) : how == JCASE_FILTER_TITLE && ends_word(c);
+}
+
+// ASCII text: a copy with its origins, changed in place.
+static const jstr *ascii_case(jrt *r, const jstr *s, jcase how) {
+    jbuf *b = jinja_buf_new(r, s->n);
+    jinja_buf_str(r, b, s);
+    jinja_charge_bytes(r, s->n);
+    bool start = true;
+    for (size_t i = 0; i < s->n; i++) {
+        char c = s->p[i];
+        bool lower = c >= 'a' && c <= 'z', upper = c >= 'A' && c <= 'Z';
+        bool up = how == JCASE_UPPER || (how == JCASE_SWAP && lower) ||
+                  (how >= JCASE_CAPITALIZE && start);
+        if (up ? lower : upper) b->p[i] = (char)(c ^ 0x20);
+        start = how >= JCASE_TITLE && starts_word(how, (unsigned char)c);
+    }
+    return jinja_buf_take(r, b);
+}
+
 const jstr *jinja_text_case(jrt *r, const jstr *s, jcase how) {
+    if (s->n == s->n_chars) return ascii_case(r, s, how);
     jbuf *b = jinja_buf_new(r, s->n + 8);
     mx_str t = jinja_text(s);
     bool start = true;
+    jinja_charge_bytes(r, t.n * 16);
     for (size_t at = 0; at < t.n;) {
         size_t from = at;
         uint32_t c = jinja_next_char(t, &at);
@@ -61,19 +85,16 @@ const jstr *jinja_text_case(jrt *r, const jstr *s, jcase how) {
             add_upper(r, b, c, trusted, how == JCASE_CAPITALIZE || how == JCASE_TITLE);
         else
             add_lower(r, b, c, trusted);
-        start = how == JCASE_TITLE          ? !is_cased(c)
-                : how == JCASE_FILTER_TITLE ? ends_word(c)
-                                            : false;
+        start = starts_word(how, c);
     }
-    jinja_charge(r, t.n / 64);
-    const jstr *out = jinja_buf_take(r, b);
-    return out;
+    return jinja_buf_take(r, b);
 }
 
 // --- strip and split -----------------------------------------------------------------------------
 
-static bool in_set(const jstr *chars, uint32_t c) {
+static bool in_set(jrt *r, const jstr *chars, uint32_t c) {
     if (!chars) return jinja_is_space(c);
+    jinja_charge(r, 1 + chars->n / 32);
     for (size_t at = 0; at < chars->n;)
         if (jinja_next_char(jinja_text(chars), &at) == c) return true;
     return false;
@@ -90,14 +111,15 @@ const jstr *jinja_text_strip(jrt *r, const jstr *s, const jstr *chars, bool left
     size_t from = 0, to = t.n;
     while (left && from < to) {
         size_t next = from;
-        if (!in_set(chars, jinja_next_char(t, &next))) break;
+        if (!in_set(r, chars, jinja_next_char(t, &next))) break;
         from = next;
     }
     while (right && to > from) {
         size_t start = char_start(t, to), next = start;
-        if (!in_set(chars, jinja_next_char(t, &next))) break;
+        if (!in_set(r, chars, jinja_next_char(t, &next))) break;
         to = start;
     }
+    jinja_charge_bytes(r, 4 * (t.n - (to - from)));
     return jinja_str_part(r, s, from, to);
 }
 
@@ -109,6 +131,7 @@ static void add_part(jrt *r, jlist *l, const jstr *s, size_t from, size_t to) {
 static void split_space(jrt *r, jlist *l, const jstr *s, int64_t max) {
     mx_str t = jinja_text(s);
     size_t at = 0;
+    jinja_charge_bytes(r, t.n * 2);
     for (;;) {
         size_t from = at, next = at;
         while (from < t.n && jinja_is_space(jinja_next_char(t, &next))) from = next;
@@ -129,6 +152,7 @@ static void split_space(jrt *r, jlist *l, const jstr *s, int64_t max) {
 static void split_space_right(jrt *r, jlist *l, const jstr *s, int64_t max) {
     mx_str t = jinja_text(s);
     size_t end = t.n;
+    jinja_charge_bytes(r, t.n * 2);
     for (;; max--) {
         s = jinja_text_strip(r, jinja_str_part(r, s, 0, end), NULL, false, true);
         end = s->n;
@@ -170,11 +194,11 @@ jlist *jinja_text_split(jrt *r, const jstr *s, const jstr *sep, int64_t max, boo
         return l;
     }
     if (sep->n == 0) jinja_fail(r, MX_INVALID, "empty separator");
-    jinja_charge(r, t.n / 1024);
+    jinja_charge_bytes(r, t.n);
     size_t at = 0, end = t.n, hit;
     if (right && max != INT64_MAX) {
         for (; max > 0; max--, end = hit) {
-            hit = jinja_rfind((mx_str){t.p, end}, jinja_text(sep));
+            hit = jinja_rfind(r, (mx_str){t.p, end}, jinja_text(sep));
             if (hit == SIZE_MAX) break;
             add_part(r, l, s, hit + sep->n, end);
         }
@@ -200,6 +224,7 @@ jlist *jinja_text_lines(jrt *r, const jstr *s, bool keep_ends) {
     jlist *l = jinja_list_new(r, JL_LIST, 0);
     mx_str t = jinja_text(s);
     size_t from = 0;
+    jinja_charge_bytes(r, t.n * 2);
     for (size_t at = 0; at < t.n;) {
         size_t to = at;
         uint32_t c = jinja_next_char(t, &at);
@@ -228,6 +253,7 @@ static const jstr *insert_between(jrt *r, const jstr *s, const jstr *new, int64_
     mx_str t = jinja_text(s);
     bool trusted = jinja_str_trusted(s);
     size_t at = 0;
+    jinja_charge_bytes(r, t.n * 8);
     for (;; max--) {
         if (max == 0) {
             jinja_buf_part(r, b, s, at, t.n);
@@ -247,7 +273,7 @@ const jstr *jinja_text_replace(jrt *r, const jstr *s, const jstr *old, const jst
     if (max < 0) max = INT64_MAX;
     if (old->n == 0) return insert_between(r, s, new, max);
     mx_str t = jinja_text(s);
-    jinja_charge(r, t.n / 1024);
+    jinja_charge_bytes(r, t.n);
     size_t at = 0, hit = jinja_find(t, jinja_text(old), 0);
     if (hit == SIZE_MAX || max == 0) return s;
     jbuf *b = jinja_buf_new(r, s->n + new->n + 16);
@@ -299,6 +325,7 @@ const jstr *jinja_text_escape(jrt *r, const jstr *s) {
     } map[] = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
     jbuf *b = jinja_buf_new(r, s->n + 16);
     size_t from = 0;
+    jinja_charge_bytes(r, s->n * 2);
     for (size_t i = 0; i < s->n; i++) {
         for (size_t k = 0; k < MX_COUNT(map); k++) {
             if (s->p[i] != map[k].c) continue;
@@ -320,8 +347,9 @@ const jstr *jinja_text_markup(jrt *r, const jstr *s) {
 
 // --- questions -----------------------------------------------------------------------------------
 
-bool jinja_text_all(const jstr *s, jclass how) {
+bool jinja_text_all(jrt *r, const jstr *s, jclass how) {
     mx_str t = jinja_text(s);
+    jinja_charge_bytes(r, t.n * 8);
     bool any_cased = false, prev_cased = false;
     for (size_t at = 0; at < t.n;) {
         uint32_t c = jinja_next_char(t, &at);

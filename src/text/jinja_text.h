@@ -39,6 +39,6 @@ typedef enum jclass {
     JCLASS_ASCII,
     JCLASS_NAME
 } jclass;
-bool jinja_text_all(const jstr *s, jclass how); // str.isalpha and its kin
+bool jinja_text_all(jrt *r, const jstr *s, jclass how); // str.isalpha and its kin
 
 #endif

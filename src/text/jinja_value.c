@@ -95,7 +95,7 @@ uint32_t jinja_hash(jrt *r, jval v) {
     double f;
     uint32_t h = 77;
     switch (v.kind) {
-    case JV_STR: return hash_bytes(v.u.s->p, v.u.s->n, 1);
+    case JV_STR: jinja_charge_bytes(r, v.u.s->n); return hash_bytes(v.u.s->p, v.u.s->n, 1);
     case JV_BOOL:
     case JV_INT: i = v.kind == JV_BOOL ? v.u.b : v.u.i; return hash_bytes(&i, sizeof i, 2);
     case JV_FLOAT:
@@ -275,7 +275,7 @@ static jiter iterate_str(jrt *r, const jstr *s) {
         jinja_next_char(jinja_text(s), &at);
         it.v[i] = jv_str(jinja_str_part(r, s, from, at));
     }
-    jinja_charge(r, it.n);
+    jinja_charge(r, it.n / 2);
     return it;
 }
 
