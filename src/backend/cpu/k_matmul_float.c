@@ -69,8 +69,8 @@ mm_core CPU_FN(core_float)(const cpu_packing *p, int64_t n_tok) {
 // ---- Exact products of coded formats ---------------------------------------------------------
 
 // One unit as floats, (32, 16); the value of a weight as mx_dequant_row has it.
-VEC_FN void expand_unit(const cpu_packing *p, const uint8_t *group, int u, int bits, float *w) {
-    const uint8_t *unit = group + p->head_bytes + (size_t)(u * bits) * CPU_VEC;
+VEC_FN void expand_unit(const cpu_packing *p, const uint8_t *group, const uint8_t *unit, int u,
+                        int bits, float *w) {
     bool asym = p->family == CPU_FAM_ASYM || p->family == CPU_FAM_K45;
     vf s, b = vset1(0.0f);
     if (p->family == CPU_FAM_K45) {
@@ -96,14 +96,19 @@ VEC_FN void expand_unit(const cpu_packing *p, const uint8_t *group, int u, int b
     }
 }
 
-static void expand(const cpu_packing *p, const uint8_t *group, int u, float *w) {
+// Unit `unit` of a row.
+static void expand(const cpu_packing *p, const uint8_t *tile, int64_t unit, float *w) {
+    int64_t g = unit / p->group_units;
+    int u = (int)(unit % p->group_units);
+    const uint8_t *group = tile + cpu_scales_at(p, g);
+    const uint8_t *codes = tile + cpu_units_at(p, g) + (size_t)(u * p->bits) * CPU_VEC;
     switch (p->bits) {
-    case 2: expand_unit(p, group, u, 2, w); break;
-    case 3: expand_unit(p, group, u, 3, w); break;
-    case 4: expand_unit(p, group, u, 4, w); break;
-    case 5: expand_unit(p, group, u, 5, w); break;
-    case 6: expand_unit(p, group, u, 6, w); break;
-    default: expand_unit(p, group, u, 8, w); break;
+    case 2: expand_unit(p, group, codes, u, 2, w); break;
+    case 3: expand_unit(p, group, codes, u, 3, w); break;
+    case 4: expand_unit(p, group, codes, u, 4, w); break;
+    case 5: expand_unit(p, group, codes, u, 5, w); break;
+    case 6: expand_unit(p, group, codes, u, 6, w); break;
+    default: expand_unit(p, group, codes, u, 8, w); break;
     }
 }
 
@@ -125,8 +130,7 @@ void CPU_FN(exact_tile)(const cpu_packing *p, const uint8_t *tile, int64_t n_col
     memset(parts, 0, sizeof(float) * 16 * PARTS * (size_t)n_tok);
     int fours = n_tok & ~3;
     for (int64_t k = 0; k < n_cols; k += CPU_UNIT) {
-        int64_t unit = k / CPU_UNIT, g = unit / p->group_units;
-        expand(p, tile + (size_t)g * p->group_bytes, (int)(unit % p->group_units), w);
+        expand(p, tile, k / CPU_UNIT, w);
         int t = 0;
         for (; t < fours; t += 4) sweep(parts + 64 * t, 4, w, x + t * ldx + k, ldx);
         for (; t < n_tok; t++) sweep(parts + 64 * t, 1, w, x + t * ldx + k, ldx);

@@ -48,7 +48,10 @@ static bool finish_packing(cpu_packing *p) {
     }
     size_t row = CPU_TILE_ROWS * type_bytes(p->scale_dtype);
     switch (p->family) {
-    case CPU_FAM_SYM: p->head_bytes = row; break;
+    case CPU_FAM_SYM: // two groups
+        p->head_bytes = CPU_VEC;
+        p->group_bytes = CPU_VEC + 2 * unit_bytes(p->bits);
+        return true;
     case CPU_FAM_ASYM: p->head_bytes = 2 * row; break;
     case CPU_FAM_K45: p->head_bytes = K_HEAD; break;
     default: p->head_bytes = K6_HEAD; break;
@@ -98,7 +101,12 @@ int64_t cpu_packing_groups(const cpu_packing *p, int64_t n_cols) {
 }
 
 size_t cpu_tile_bytes(const cpu_packing *p, int64_t n_cols) {
-    size_t n = (size_t)cpu_packing_groups(p, n_cols) * p->group_bytes;
+    int64_t n_groups = cpu_packing_groups(p, n_cols);
+    size_t n = (size_t)n_groups * p->group_bytes;
+    if (p->family == CPU_FAM_SYM) {
+        n = (size_t)(n_groups / 2) * p->group_bytes;
+        if (n_groups % 2) n += CPU_VEC + unit_bytes(p->bits);
+    }
     return (n + CPU_VEC - 1) & ~(size_t)(CPU_VEC - 1);
 }
 
@@ -222,11 +230,11 @@ typedef struct row_place { // one row of one group, in the file and in the tile
     const mx_wview *w;
     int64_t row, group;
     int lane;
-    uint8_t *dst; // the group in the tile
+    uint8_t *dst, *units; // scales and units of the group in the tile
 } row_place;
 
 static uint8_t *unit_at(const row_place *a, int unit) {
-    return a->dst + a->p->head_bytes + (size_t)unit * unit_bytes(a->p->bits);
+    return a->units + (size_t)unit * unit_bytes(a->p->bits);
 }
 
 static void put_k45_scales(const row_place *a, const uint8_t *block) {
@@ -317,10 +325,11 @@ static void pack_coded_tile(const mx_wview *w, const cpu_packing *p, int64_t row
     CHECK(affine ? mx_wfmt_code_bytes(w->fmt, w->n_cols, &row_bytes)
                  : mx_wfmt_row_bytes(w->fmt, w->n_cols, &row_bytes));
     int64_t n_groups = cpu_packing_groups(p, w->n_cols);
-    for (int64_t g = 0; g < n_groups; g++, dst += p->group_bytes) {
+    for (int64_t g = 0; g < n_groups; g++) {
+        uint8_t *scales = dst + cpu_scales_at(p, g), *units = dst + cpu_units_at(p, g);
         for (int r = 0; r < n_rows; r++) {
             const uint8_t *src = (const uint8_t *)w->data + (size_t)(row0 + r) * row_bytes;
-            row_place a = {p, w, row0 + r, g, r, dst};
+            row_place a = {p, w, row0 + r, g, r, scales, units};
             if (affine)
                 pack_affine_row(&a, src);
             else if (p->group_units == K_UNITS)
@@ -403,12 +412,12 @@ static void unpack_coded(const cpu_packing *p, const uint8_t *tile, int row, int
     bool asym = p->family == CPU_FAM_ASYM || p->family == CPU_FAM_K45;
     int center = asym ? 0 : 1 << (p->bits - 1);
     int64_t n_groups = cpu_packing_groups(p, n_cols);
-    for (int64_t g = 0; g < n_groups; g++, tile += p->group_bytes) {
-        const uint8_t *unit = tile + p->head_bytes;
+    for (int64_t g = 0; g < n_groups; g++) {
+        const uint8_t *group = tile + cpu_scales_at(p, g), *unit = tile + cpu_units_at(p, g);
         for (int u = 0; u < p->group_units; u++, unit += unit_bytes(p->bits)) {
             for (int i = 0; i < CPU_UNIT; i++) {
                 float scale, bias;
-                unit_scales(p, tile, row, u, i / 16, &scale, &bias);
+                unit_scales(p, group, row, u, i / 16, &scale, &bias);
                 float v = scale * (float)(unit_code(unit, p->bits, row, i) - center);
                 *out++ = asym ? v + bias : v;
             }
