@@ -99,10 +99,25 @@ static bool word_at(mx_str text, size_t i) {
     return i < text.n && unicode_classes()[unicode_next(text.p, &i)] & UC_WORD;
 }
 
-bool added_find(const added_set *s, mx_str text, size_t from, const trust *tr, added_hit *hit) {
+// End of the blanks from i. Tokens that are blanks themselves may ask inside the same run again and
+// again; its end is remembered.
+static size_t strip_behind(mx_str text, size_t i, added_hit *hit) {
+    if (i >= hit->blank_from && i < hit->blank_end) return hit->blank_end;
+    const uint8_t *cls = unicode_classes();
+    hit->blank_from = i;
+    while (i < text.n) {
+        size_t k = i;
+        if (!(cls[unicode_next(text.p, &k)] & UC_SPACE)) break;
+        i = k;
+    }
+    return hit->blank_end = i;
+}
+
+bool added_find(const added_set *s, mx_str text, size_t next, size_t done, const trust *tr,
+                added_hit *hit) {
     if (!s->n) return false;
     const uint8_t *cls = unicode_classes();
-    for (size_t i = from; i < text.n; i++) {
+    for (size_t i = next; i < text.n; i++) {
         unsigned char c = (unsigned char)text.p[i];
         if (s->first[c] == s->first[c + 1]) continue;
         const added_token *t = longest_at(s, text, i, tr);
@@ -113,17 +128,16 @@ bool added_find(const added_set *s, mx_str text, size_t from, const trust *tr, a
             i = end - 1; // what was refused is not looked at again
             continue;
         }
-        while (t->lstrip && start > from) {
+        while (t->lstrip && start > done) {
             size_t at = unicode_prev(text.p, start), k = at;
             if (!(cls[unicode_next(text.p, &k)] & UC_SPACE)) break;
             start = at;
         }
-        while (t->rstrip && end < text.n) {
-            size_t k = end;
-            if (!(cls[unicode_next(text.p, &k)] & UC_SPACE)) break;
-            end = k;
-        }
-        *hit = (added_hit){start, end, t->id};
+        if (t->rstrip) end = strip_behind(text, end, hit);
+        hit->start = start;
+        hit->end = end;
+        hit->next = i + t->match.n;
+        hit->id = t->id;
         return true;
     }
     return false;

@@ -9,6 +9,8 @@
 
 #include "base/mem.h"
 
+#include <stdlib.h>
+
 struct mx_detok {
     const mx_tokenizer *t;
     bool skip_special;
@@ -230,13 +232,37 @@ void mx_detok_close(mx_detok *d) {
     mx_free(d);
 }
 
+static int compare_shown(const void *a, const void *b) {
+    return ((const shown_token *)a)->id - ((const shown_token *)b)->id;
+}
+
+void detok_note_shown(mx_tokenizer *t) {
+    t->n_shown = t->normal.n;
+    t->shown = MX_ARENA_ARRAY(&t->arena, shown_token, t->n_shown + 1);
+    for (size_t i = 0; i < t->n_shown; i++) {
+        t->shown[i] = (shown_token){t->normal.items[i].id, t->normal.items[i].match};
+    }
+    if (t->n_shown) qsort(t->shown, t->n_shown, sizeof *t->shown, compare_shown);
+}
+
+// The token's text as decoding sees it. The library decodes a normalised added token to its normal
+// form, not to its content.
+static mx_str decoded_text(const mx_tokenizer *t, int32_t id) {
+    if (t->n_shown && (t->v.flags[id] & TOK_ADDED)) {
+        shown_token key = {.id = id};
+        const shown_token *s = bsearch(&key, t->shown, t->n_shown, sizeof key, compare_shown);
+        if (s) return s->text;
+    }
+    return vocab_text(&t->v, (uint32_t)id);
+}
+
 void mx_detok_push(mx_detok *d, int32_t id, mx_buf *out) {
     const mx_tokenizer *t = d->t;
     if (!vocab_has(&t->v, id)) return;
     if (d->skip_special && (t->v.flags[id] & TOK_SPECIAL)) return;
     if (t->join_with_spaces && d->n_seen) mx_buf_putc(out, ' ');
     d->n_seen++;
-    push_op(d, 0, vocab_text(&t->v, (uint32_t)id), out);
+    push_op(d, 0, decoded_text(t, id), out);
 }
 
 void mx_detok_flush(mx_detok *d, mx_buf *out) {

@@ -85,7 +85,7 @@ static mx_status put_property(rewrite *r, bool negated, bool inside) {
     if (inside && negated) {
         st = refuse(r, "\\P inside brackets");
     } else if (mx_str_is(name, "Han")) {
-        mx_buf_puts(&text, "\\p{Han}\\x{31350}-\\x{323af}\\x{2ebf0}-\\x{2ee5d}");
+        mx_buf_puts(&text, "\\p{sc:Han}\\x{31350}-\\x{323af}\\x{2ebf0}-\\x{2ee5d}");
     } else if (!unicode_class_text(name, &text)) {
         st = refuse(r, "\\p with an unknown property");
     }
@@ -105,7 +105,10 @@ static mx_status put_shorthand(rewrite *r, char c, bool inside) {
     if (inside && negated) return refuse(r, "\\D or \\W inside brackets");
     mx_buf text;
     mx_buf_init(&text, 0);
-    unicode_class_text(mx_str_of(c == 'd' || c == 'D' ? "Nd" : "\\w"), &text);
+    bool digits = c == 'd' || c == 'D';
+    unicode_class_text(mx_str_of(digits ? "Nd" : "\\w"), &text);
+    // outside brackets Oniguruma takes these Latin-1 numbers for word characters
+    if (!digits && !inside) mx_buf_puts(&text, "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}");
     put_class(r, text.data, negated, inside);
     mx_buf_free(&text);
     return MX_OK;

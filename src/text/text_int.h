@@ -31,8 +31,11 @@ void added_add(added_set *s, added_token t);
 void added_sort(added_set *s); // once, after the last added_add; of equal texts the first one stays
 void added_free(added_set *s);
 
+// A found token. Its range has the blanks around it that it asks for, so ranges may overlap; the
+// search goes on at `next`.
 typedef struct added_hit {
-    size_t start, end;
+    size_t start, end, next;
+    size_t blank_from, blank_end; // the blanks last stripped behind a token
     int32_t id;
 } added_hit;
 
@@ -46,9 +49,11 @@ typedef struct trust {
     bool none; // no byte may
 } trust;
 
-// The next added token at or after `from` (leftmost, then longest), spaces stripped as it asks; the
-// caller passes hit->end as the next `from`. `tr` NULL: everything is trusted.
-bool added_find(const added_set *s, mx_str text, size_t from, const trust *tr, added_hit *hit);
+// The next added token at or after `next` (leftmost, then longest). `done` is the end of the one
+// before, which blanks in front do not pass. `tr` NULL: everything is trusted. *hit is zero at the
+// first call and keeps what was found between calls.
+bool added_find(const added_set *s, mx_str text, size_t next, size_t done, const trust *tr,
+                added_hit *hit);
 
 // ---- decoders ----
 
@@ -76,6 +81,12 @@ typedef struct text_template {
     mx_str name, text; // name "" is the default
 } text_template;
 
+// What an added token of the normalised kind decodes to.
+typedef struct shown_token {
+    int32_t id;
+    mx_str text;
+} shown_token;
+
 struct mx_tokenizer {
     vocab v;
     bpe b;
@@ -91,6 +102,8 @@ struct mx_tokenizer {
     mx_ids prefix, suffix; // what add_special puts around
     int32_t bos, eos;
     mx_ids eos_ids;
+    struct shown_token *shown; // added tokens that decode to their normal form; by id
+    size_t n_shown;
     text_template *templates;
     size_t n_templates;
     mx_arena arena;
@@ -107,6 +120,8 @@ mx_status tokenizer_finish(mx_tokenizer *t, mx_err *err);
 void tokenizer_add_template(mx_tokenizer *t, mx_str name, mx_str text); // the first of a name stays
 void tokenizer_add_eos(mx_tokenizer *t, int64_t id);                    // no double entries
 mx_str tokenizer_copy(mx_tokenizer *t, mx_str s);
+// Notes what the added tokens of t->normal decode to (their normal forms are made already).
+void detok_note_shown(mx_tokenizer *t);
 // Fills vocab.piece of ordinary tokens from the decoder (detok.c).
 void detok_make_pieces(mx_tokenizer *t);
 #endif

@@ -167,6 +167,7 @@ mx_status tokenizer_finish(mx_tokenizer *t, mx_err *err) {
     for (size_t i = 0; i < t->normal.n; i++) {
         MX_TRY(normalise_content(t, &t->normal.items[i], err));
     }
+    detok_note_shown(t);
     added_sort(&t->raw);
     added_sort(&t->normal);
     added_sort(&t->strict);
@@ -219,9 +220,12 @@ static mx_status encode_between(encoder *e, mx_str text, bool at_zero) {
     MX_TRY(norm_run(&e->t->norm, &e->norm_work, text, e->norm, &text, e->err));
     static const trust nothing = {.none = true};
     size_t from = 0;
-    added_hit hit;
-    while (added_find(&e->t->normal, text, from, e->tr ? &nothing : NULL, &hit)) {
-        MX_TRY(encode_plain(e, (mx_str){text.p + from, hit.start - from}, at_zero && from == 0));
+    added_hit hit = {0};
+    while (added_find(&e->t->normal, text, hit.next, from, e->tr ? &nothing : NULL, &hit)) {
+        if (hit.start > from) {
+            MX_TRY(
+                encode_plain(e, (mx_str){text.p + from, hit.start - from}, at_zero && from == 0));
+        }
         mx_ids_push(e->out, hit.id);
         from = hit.end;
     }
@@ -231,9 +235,11 @@ static mx_status encode_between(encoder *e, mx_str text, bool at_zero) {
 static mx_status encode_all(encoder *e, mx_str text) {
     const added_set *s = e->tr && e->t->strict.n ? &e->t->strict : &e->t->raw;
     size_t from = 0;
-    added_hit hit;
-    while (added_find(s, text, from, e->tr, &hit)) {
-        MX_TRY(encode_between(e, (mx_str){text.p + from, hit.start - from}, from == 0));
+    added_hit hit = {0};
+    while (added_find(s, text, hit.next, from, e->tr, &hit)) {
+        if (hit.start > from) {
+            MX_TRY(encode_between(e, (mx_str){text.p + from, hit.start - from}, from == 0));
+        }
         mx_ids_push(e->out, hit.id);
         from = hit.end;
     }

@@ -72,6 +72,8 @@ static void build(void) {
     add_ranges(unicode_numeric, MX_COUNT(unicode_numeric), UC_DIGIT);
     add_ranges(unicode_punct, MX_COUNT(unicode_punct), UC_PUNCT);
     add_ranges(unicode_word, MX_COUNT(unicode_word), UC_WORD);
+    static const uint32_t joiners[] = {0x200c, 0x200d}; // words to the added-token rule only
+    add_ranges(joiners, MX_COUNT(joiners), UC_WORD);
     build_norm_bits();
 }
 
@@ -289,6 +291,12 @@ static bool spell_ranges(mx_str name, mx_buf *out) {
 
 bool unicode_class_text(mx_str name, mx_buf *out) {
     if (name.n == 0 || name.n > 2) return false;
+    if (mx_str_is(name, "\\w")) {
+        for (size_t i = 0; i < MX_COUNT(unicode_word); i += 2) {
+            mx_buf_printf(out, "\\x{%x}-\\x{%x}", unicode_word[i], unicode_word[i + 1]);
+        }
+        return true;
+    }
     for (size_t i = 0; i < MX_COUNT(unicode_gains); i++) {
         if (!mx_str_is(name, unicode_gains[i].name)) continue;
         mx_buf_printf(out, "\\p{%s}%s", unicode_gains[i].name, unicode_gains[i].gain);

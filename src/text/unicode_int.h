@@ -11,7 +11,7 @@ enum {
     UC_SPACE = 4,  // White_Space
     UC_DIGIT = 8,  // numeric as the Digits pre-tokenizer sees it
     UC_PUNCT = 16, // as the Punctuation pre-tokenizer sees it
-    UC_WORD = 32,  // \w
+    UC_WORD = 32,  // what single_word looks at: \w and the joiners U+200C, U+200D
     UC_NORM = 64,  // may change or combine under NFC
 };
 
@@ -56,7 +56,8 @@ void unicode_normalize(uc_form form, mx_str text, mx_buf *out);
 void unicode_lower(mx_str text, mx_buf *out);
 
 // Text for the inside of a PCRE2 class that matches \p{name} as of Unicode 16 when PCRE2's own
-// tables are of Unicode 14 or 16. False when the name is not a category of one or two letters.
+// tables are of Unicode 14 or 16; name "\w" is that class. False when the name is neither that nor
+// a category of one or two letters.
 bool unicode_class_text(mx_str name, mx_buf *out);
 
 #endif
