@@ -99,7 +99,7 @@ static void check_case(const op_case *c, void *arg) {
     op_case_name(c, name, sizeof name);
     op_case_oracle(c, &d, want);
     // one-pass kernels carry activations in 16 bits or more, the others in bf16
-    double tol = is_product(c) ? (c->rows > 8 ? 0.04 : 2e-4) : op_case_tolerance(c, true);
+    double tol = is_product(c) ? (c->rows > 8 ? 0.04 : 5e-4) : op_case_tolerance(c, true);
     if (c->op == MX_OP_ROPE_TABLE || c->op == MX_OP_SAMPLE) tol = 2e-5;
     for (int i = 0; i < N_RIGS; i++) {
         memset(out, 0xff, (size_t)n * sizeof *out);

@@ -19,11 +19,14 @@ $(B)/gen/cuda/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cud
 $(B)/gen/cuda/images.S: $(CUDA_FAT)
 	@mkdir -p $(dir $@)
 	@{ i=0; echo '.section .rodata'; for f in $(CUDA_FAT); do \
-	    printf '.balign 64\nimage%d: .incbin "%s"\n' $$i $$f; i=$$((i+1)); done; \
+	    printf '.balign 64\nimage%d: .incbin "%s"\nname%d: .asciz "%s"\n' \
+	    $$i $$f $$i $$(basename $$f .fatbin); i=$$((i+1)); done; \
 	  printf '.globl cuda_archs\ncuda_archs: .asciz "%s"\n' '$(strip $(foreach a,$(CUDA_ARCHS),sm_$(a)) $(if $(CUDA_PTX),PTX))'; \
 	  printf '.section .data.rel.ro,"aw"\n.balign 8\n.globl cuda_images\ncuda_images:\n'; \
 	  j=0; while [ $$j -lt $$i ]; do printf '.quad image%d\n' $$j; j=$$((j+1)); done; \
-	  printf '.quad 0\n.section .note.GNU-stack,"",%%progbits\n'; } > $@
+	  printf '.quad 0\n.globl cuda_image_names\ncuda_image_names:\n'; \
+	  j=0; while [ $$j -lt $$i ]; do printf '.quad name%d\n' $$j; j=$$((j+1)); done; \
+	  printf '.section .note.GNU-stack,"",%%progbits\n'; } > $@
 $(B)/obj/src/backend/cuda/images.o: $(B)/gen/cuda/images.S
 	@mkdir -p $(dir $@)
 	$(CC) -c -o $@ $<
@@ -32,3 +35,8 @@ OBJ        := $(filter-out $(B)/obj/src/backend/cuda/%.o,$(OBJ)) $(B)/obj/src/ba
 $(info no nvcc: the program is built without CUDA)
 endif
 endif
+
+# The speed of the ops and of whole steps; needs a GPU to say anything.
+.PHONY: bench-cuda
+bench-cuda: $(B)/tests/ops/bench_cuda
+	$<

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 
 typedef enum cuda_kernel {
-#define KERNEL(name) CK_##name,
+#define KERNEL(image, name) CK_##name,
 #include "backend/cuda/kernels.def"
 #undef KERNEL
     CK_COUNT
@@ -29,8 +29,8 @@ typedef struct cuda_scratch {
     size_t n_bytes;
 } cuda_scratch;
 
-typedef struct cuda_lt cuda_lt; // cuBLASLt, see lt.c
-typedef struct cuda_ring cuda_ring; // pinned upload ring, see upload.c
+typedef struct cuda_lt cuda_lt;     // cuBLASLt, see lt.c
+typedef struct cuda_ring cuda_ring; // pinned upload ring, see ring.c
 
 enum { CUDA_MAX_MODULES = 16 };
 
@@ -47,7 +47,7 @@ typedef struct cuda_backend {
     mx_step_caps caps;
     mx_step_layout layout;
     CUdeviceptr step;
-    mx_step_io io;     // device addresses
+    mx_step_io io; // device addresses
     void *host[MX_STEP_SLOTS];
     mx_step_io host_io[MX_STEP_SLOTS];
     CUevent begin[MX_STEP_SLOTS], end[MX_STEP_SLOTS], done[MX_STEP_SLOTS];
@@ -60,7 +60,10 @@ typedef struct cuda_backend {
     size_t n_tickets;
     cuda_lt *lt;
     cuda_ring *ring;
-    bool exact;        // MLXCEL_EXACT: no bf16 activations
+    CUdeviceptr stage; // upload.c
+    size_t stage_bytes;
+    bool exact; // MLXCEL_EXACT: no bf16 activations
+    bool graphs, overlap;
     int32_t gemv_rows; // up to this many tokens take the one-pass kernel
     int32_t lt_rows;   // from this many on cuBLASLt, when found
     mx_cuda_counters count;
@@ -81,7 +84,7 @@ typedef struct cuda_item {
 typedef struct cuda_lt_args {
     CUdeviceptr x, w, y, workspace;
     int32_t n_tok, n, k, ldx, ldy;
-    void *algo; // prepared by cuda_lt_prepare, owned by cuda_lt
+    bool y_bf16; // y is bf16
 } cuda_lt_args;
 
 typedef struct cuda_list { // launches of a plan, and what they need
@@ -124,6 +127,7 @@ mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, CUfunction *fn, mx_err
 // upload.c
 mx_status cuda_upload(mx_backend *base, mx_tensor *out, const mx_wview *w, mx_err *err);
 mx_status cuda_copy_in(cuda_backend *b, CUdeviceptr dst, const void *src, size_t n, mx_err *err);
+void cuda_stage_free(cuda_backend *b);
 void cuda_ring_close(cuda_backend *b);
 mx_status cuda_alloc(mx_backend *base, mx_buffer **out, size_t n_bytes, mx_usage use, mx_err *err);
 void cuda_free(mx_backend *base, mx_buffer *buf);
@@ -146,7 +150,8 @@ size_t cuda_lt_workspace(void);
 mx_status cuda_lt_run(cuda_lt *lt, const cuda_lt_args *a, CUstream stream, mx_err *err);
 
 // images.S: the fatbins.
-extern const uint8_t *const cuda_images[];
+extern const uint8_t *const cuda_images[];   // ends with NULL
+extern const char *const cuda_image_names[]; // "attn", …
 extern const char cuda_archs[];
 
 static inline cuda_backend *cuda_of(mx_backend *b) {

@@ -19,8 +19,7 @@ static void set_function(void *field, void *address) {
     memcpy(field, &address, sizeof(address));
 }
 
-static mx_status resolve(get_proc_fn get, const char *name, int version, void *field,
-                         mx_err *err) {
+static mx_status resolve(get_proc_fn get, const char *name, int version, void *field, mx_err *err) {
     void *p = NULL;
     CUdriverProcAddressQueryResult q;
     CUresult r = get(name, &p, version, CU_GET_PROC_ADDRESS_DEFAULT, &q);
@@ -55,8 +54,8 @@ static mx_status open_once(mx_err *err) {
     if (cuda_d.version < CUDA_MIN_DRIVER) {
         return mx_err_set(err, MX_UNSUPPORTED,
                           "NVIDIA driver is for CUDA %d.%d; this build needs CUDA %d.%d",
-                          cuda_d.version / 1000, cuda_d.version % 1000 / 10,
-                          CUDA_MIN_DRIVER / 1000, CUDA_MIN_DRIVER % 1000 / 10);
+                          cuda_d.version / 1000, cuda_d.version % 1000 / 10, CUDA_MIN_DRIVER / 1000,
+                          CUDA_MIN_DRIVER % 1000 / 10);
     }
     return MX_OK;
 }

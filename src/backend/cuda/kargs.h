@@ -47,9 +47,10 @@ enum {
 
 // Bytes of one block.
 #define KPACK_CODE_BYTES(bits, kb)                                                                 \
-    ((bits) == 16 ? (kb)*32                                                                        \
-                  : ((bits) == 8 ? (kb)*16 : (kb)*8 + ((bits) == 5 ? (kb)*2 : 0) +                 \
-                                                 ((bits) == 6 ? (kb)*4 : 0)))
+    ((bits) == 16                                                                                  \
+         ? (kb)*32                                                                                 \
+         : ((bits) == 8 ? (kb)*16                                                                  \
+                        : (kb)*8 + ((bits) == 5 ? (kb)*2 : 0) + ((bits) == 6 ? (kb)*4 : 0)))
 #define KPACK_SCALE_BYTES(group, kb, sc)                                                           \
     ((sc) == KSC_NONE   ? 0                                                                        \
      : (sc) == KSC_PAIR ? (kb) / (group)*64                                                        \
@@ -216,7 +217,7 @@ typedef struct k_attn {
     KP(const int32_t) range_first;
     KP(const int32_t) range_pos0;
     KP(const int32_t) counts;
-    KP(float) part;     // (rows, kv heads * groups, splits, heads of a group, head_dim + 2)
+    KP(float) part;      // (rows, kv heads * groups, splits, heads of a group, head_dim + 2)
     KP(uint32_t) ticket; // (rows, kv heads * groups), zero between launches
     float scale, softcap;
     int32_t n_head, n_kv_head, head_dim, n_rep, window;

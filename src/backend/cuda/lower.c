@@ -47,7 +47,8 @@ static int32_t type_of(mx_dtype t) {
 
 static k_rows rows_of(const mx_tensor *w, uint64_t data) {
     size_t code = 0, all = 0;
-    CHECK(mx_wfmt_code_bytes(w->fmt, w->n_cols, &code) && mx_wfmt_row_bytes(w->fmt, w->n_cols, &all));
+    CHECK(mx_wfmt_code_bytes(w->fmt, w->n_cols, &code) &&
+          mx_wfmt_row_bytes(w->fmt, w->n_cols, &all));
     bool affine = w->fmt.dtype == MX_AFFINE;
     return (k_rows){.data = data,
                     .scales = data + w->scales_offset,

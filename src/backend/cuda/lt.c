@@ -25,6 +25,7 @@ static const size_t workspace_bytes = (size_t)32 << 20;
 
 typedef struct lt_shape {
     int32_t n_tok, n, k, ldx, ldy;
+    bool y_bf16;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w, x, y;
     cublasLtMatmulAlgo_t algo;
@@ -104,8 +105,8 @@ static mx_status shape_make(cuda_lt *lt, lt_shape *s, mx_err *err) {
     LT_TRY(lt->cublasLtMatrixLayoutCreate(&s->x, CUDA_R_16BF, (uint64_t)s->k, (uint64_t)s->n_tok,
                                           s->ldx),
            err);
-    LT_TRY(lt->cublasLtMatrixLayoutCreate(&s->y, CUDA_R_32F, (uint64_t)s->n, (uint64_t)s->n_tok,
-                                          s->ldy),
+    LT_TRY(lt->cublasLtMatrixLayoutCreate(&s->y, s->y_bf16 ? CUDA_R_16BF : CUDA_R_32F,
+                                          (uint64_t)s->n, (uint64_t)s->n_tok, s->ldy),
            err);
     cublasLtMatmulPreference_t pref = NULL;
     LT_TRY(lt->cublasLtMatmulPreferenceCreate(&pref), err);
@@ -125,7 +126,7 @@ static mx_status shape_get(cuda_lt *lt, const cuda_lt_args *a, lt_shape **out, m
     for (int32_t i = 0; i < lt->n_shapes; i++) {
         lt_shape *s = &lt->shapes[i];
         if (s->n_tok == a->n_tok && s->n == a->n && s->k == a->k && s->ldx == a->ldx &&
-            s->ldy == a->ldy) {
+            s->ldy == a->ldy && s->y_bf16 == a->y_bf16) {
             *out = s;
             return MX_OK;
         }
@@ -133,6 +134,7 @@ static mx_status shape_get(cuda_lt *lt, const cuda_lt_args *a, lt_shape **out, m
     lt_shape *s = &lt->shapes[lt->next];
     shape_free(lt, s);
     s->n_tok = a->n_tok, s->n = a->n, s->k = a->k, s->ldx = a->ldx, s->ldy = a->ldy;
+    s->y_bf16 = a->y_bf16;
     mx_status st = shape_make(lt, s, err);
     if (st != MX_OK) {
         shape_free(lt, s);

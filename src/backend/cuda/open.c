@@ -8,16 +8,17 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const kernel_names[] = {
-#define KERNEL(name) #name,
+static const struct {
+    const char *image, *name;
+} kernels[] = {
+#define KERNEL(image, name) {#image, #name},
 #include "backend/cuda/kernels.def"
 #undef KERNEL
 };
 
 #define BLOCK(bits, group, kb, sc)                                                                 \
     (KPACK_CODE_BYTES(bits, kb) + KPACK_SCALE_BYTES(((group) ? (group) : 1), kb, sc))
-static const cuda_pack_info packs[] = {
-    {"rows", 0, 0, 0, 0, 0, 0, 0},
+static const cuda_pack_info packs[] = {{"rows", 0, 0, 0, 0, 0, 0, 0},
 #define PACK(ID, name, bits, group, kb, sc)                                                        \
     {#name,                                                                                        \
      bits,                                                                                         \
@@ -27,7 +28,7 @@ static const cuda_pack_info packs[] = {
      BLOCK(bits, group, kb, sc),                                                                   \
      BLOCK(bits, group, kb, sc) * KPACK_SLOT_KB(BLOCK(bits, group, kb, sc)),                       \
      group ? group : 32},
-    MX_CUDA_PACKS(PACK)
+                                       MX_CUDA_PACKS(PACK)
 #undef PACK
 };
 
@@ -38,11 +39,11 @@ const cuda_pack_info *cuda_pack_get(int pack) {
 
 mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, CUfunction *fn, mx_err *err) {
     for (int i = 0; !b->fn[k] && i < b->n_modules; i++) {
-        CUresult r = cuda_d.cuModuleGetFunction(&b->fn[k], b->modules[i], kernel_names[k]);
-        if (r != CUDA_SUCCESS && r != CUDA_ERROR_NOT_FOUND) return cuda_check(r, err, kernel_names[k]);
-        if (r != CUDA_SUCCESS) b->fn[k] = NULL;
+        if (strcmp(cuda_image_names[i], kernels[k].image) != 0) continue;
+        CUresult r = cuda_d.cuModuleGetFunction(&b->fn[k], b->modules[i], kernels[k].name);
+        if (r != CUDA_SUCCESS) return cuda_check(r, err, kernels[k].name);
     }
-    if (!b->fn[k]) return mx_err_set(err, MX_INTERNAL, "kernel %s is in no image", kernel_names[k]);
+    if (!b->fn[k]) return mx_err_set(err, MX_INTERNAL, "kernel %s is in no image", kernels[k].name);
     *fn = b->fn[k];
     return MX_OK;
 }
@@ -134,6 +135,7 @@ static void close_backend(mx_backend *base) {
     if (b->stream) cuda_d.cuStreamSynchronize(b->stream);
     cuda_step_free(b);
     cuda_ring_close(b);
+    cuda_stage_free(b);
     cuda_lt_close(b->lt);
     while (b->scratch) {
         cuda_scratch *s = b->scratch;
@@ -214,9 +216,12 @@ mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err) {
         return s;
     }
     b->exact = mx_knob_flag(MX_KNOB_EXACT);
-    b->gemv_rows = 8;
+    b->gemv_rows = (int32_t)MX_MAX(1, MX_MIN(8, mx_knob_int(MX_KNOB_DENSE_GEMV_ROWS, 8)));
     b->lt_rows = 256;
-    b->lt = cuda_lt_open();
+    b->graphs = mx_knob_flag(MX_KNOB_CUDA_GRAPHS);
+    b->overlap = mx_knob_flag(MX_KNOB_CUDA_OVERLAP) && b->cc_major >= 9;
+    b->count.pinned = mx_knob_flag(MX_KNOB_CUDA_PINNED_LOAD);
+    if (mx_knob_flag(MX_KNOB_CUBLASLT)) b->lt = cuda_lt_open();
     b->count.blaslt = b->lt != NULL;
     *out = &b->base;
     return MX_OK;

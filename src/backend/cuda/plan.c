@@ -12,7 +12,7 @@
 
 typedef struct cuda_plan {
     cuda_list list;
-    int32_t *seg_first; // (n_segs + 1) first item of each segment
+    int32_t *seg_first;  // (n_segs + 1) first item of each segment
     CUgraphExec *graphs; // (n_segs) or NULL: launched one by one
     int32_t n_segs;
 } cuda_plan;
@@ -35,7 +35,7 @@ mx_status cuda_run_item(cuda_backend *b, const cuda_item *it, const uint8_t *blo
                         .sharedMemBytes = it->smem,
                         .hStream = b->stream,
                         .attrs = &at,
-                        .numAttrs = overlap && b->cc_major >= 9};
+                        .numAttrs = overlap && b->overlap};
     void *params[1];
     const void *arg = blob + it->arg_offset;
     memcpy(&params[0], &arg, sizeof(arg));
@@ -95,7 +95,7 @@ static mx_status resolve(cuda_backend *b, cuda_list *l, mx_err *err) {
         cuda_item *it = &l->items[i];
         if (it->kind != CUDA_ITEM_KERNEL) continue;
         MX_TRY(cuda_kernel_get(b, it->kernel, &it->fn, err));
-        if (it->smem > 48 * 1024) {
+        if (it->smem > 16 * 1024) { // static shared memory counts too
             CUDA_TRY(cuda_d.cuFuncSetAttribute(
                          it->fn, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)it->smem),
                      err);
@@ -135,7 +135,7 @@ static mx_status plan_build(cuda_backend *b, const mx_plan *plan, CUdeviceptr ar
     MX_TRY(tickets_of(b, l->n_tickets, &l->tickets, err));
     lower_all(b, plan, arena, p);
     MX_TRY(resolve(b, l, err));
-    if (plan->phase == MX_PHASE_PREFILL) return MX_OK;
+    if (plan->phase == MX_PHASE_PREFILL || !b->graphs) return MX_OK;
     p->graphs = mx_calloc((size_t)plan->n_segs, sizeof(*p->graphs));
     for (int32_t s = 0; s < plan->n_segs; s++) {
         if (p->seg_first[s] == p->seg_first[s + 1]) continue;
@@ -148,6 +148,8 @@ mx_status cuda_plan_make(mx_backend *base, mx_plan *plan, mx_buffer *arena, mx_e
     cuda_backend *b = cuda_of(base);
     CHECK(b->step);
     CUDA_TRY(cuda_use(b), err);
+    cuda_ring_close(b); // loading is over; a later upload opens it again
+    cuda_stage_free(b);
     cuda_plan *p = mx_calloc(1, sizeof(*p));
     p->n_segs = plan->n_segs;
     p->seg_first = mx_calloc((size_t)plan->n_segs + 1, sizeof(*p->seg_first));
@@ -256,8 +258,8 @@ mx_status cuda_wait(mx_backend *base, mx_ticket t, bool block, bool logits, bool
     if (done) *done = false;
     CHECK(t.slot >= 0 && t.slot < MX_STEP_SLOTS && t.serial == b->slot_serial[t.slot]);
     CUDA_TRY(cuda_use(b), err);
-    CUresult r = block ? cuda_d.cuEventSynchronize(b->done[t.slot])
-                       : cuda_d.cuEventQuery(b->done[t.slot]);
+    CUresult r =
+        block ? cuda_d.cuEventSynchronize(b->done[t.slot]) : cuda_d.cuEventQuery(b->done[t.slot]);
     if (r == CUDA_ERROR_NOT_READY) return MX_OK;
     b->slot_open[t.slot] = false;
     CUDA_TRY(r, err);
@@ -265,17 +267,16 @@ mx_status cuda_wait(mx_backend *base, mx_ticket t, bool block, bool logits, bool
         CHECK(t.serial == b->serial); // a later step has overwritten them
         size_t at = b->layout.logits_offset;
         size_t n = (size_t)b->slot_out[t.slot] * (size_t)b->caps.n_vocab * sizeof(float);
-        CUDA_TRY(cuda_d.cuMemcpyDtoHAsync((uint8_t *)b->host[t.slot] + at, b->step + at, n,
-                                          b->stream),
-                 err);
+        CUDA_TRY(
+            cuda_d.cuMemcpyDtoHAsync((uint8_t *)b->host[t.slot] + at, b->step + at, n, b->stream),
+            err);
         CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
     }
     if (stats) {
         float ms = 0;
         CUDA_TRY(cuda_d.cuEventElapsedTime(&ms, b->begin[t.slot], b->end[t.slot]), err);
-        *stats = (mx_run_stats){.seconds = ms * 1e-3,
-                                .n_buffers = b->slot_bufs[t.slot],
-                                .n_ops = b->slot_ops[t.slot]};
+        *stats = (mx_run_stats){
+            .seconds = ms * 1e-3, .n_buffers = b->slot_bufs[t.slot], .n_ops = b->slot_ops[t.slot]};
     }
     if (done) *done = true;
     return MX_OK;

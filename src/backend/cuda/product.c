@@ -192,8 +192,8 @@ static void lower_lt(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, 
     for (int i = 0; i < p->n; i++) {
         k_seg s = seg_of(b, p, i, arena);
         bool glu = p->act != KACT_NONE;
-        lt_one(b, p->w[i], x, ldx, glu ? tmp + (size_t)i * plane : s.y, glu ? s.n_rows : s.ldy, n_tok,
-               wb, arena, l);
+        lt_one(b, p->w[i], x, ldx, glu ? tmp + (size_t)i * plane : s.y, glu ? s.n_rows : s.ldy,
+               n_tok, wb, arena, l);
         if (glu ? i == 0 : !s.bias && !s.res) continue;
         k_finish f = {.a = glu ? tmp : s.y,
                       .b = glu ? tmp + plane : 0,
@@ -219,7 +219,8 @@ static void lower_rows(cuda_backend *b, const cuda_product *p, int i, CUdevicept
     const mx_tensor *w = p->w[i];
     k_seg s = seg_of(b, p, i, arena);
     size_t code = 0, all = 0;
-    CHECK(mx_wfmt_code_bytes(w->fmt, w->n_cols, &code) && mx_wfmt_row_bytes(w->fmt, w->n_cols, &all));
+    CHECK(mx_wfmt_code_bytes(w->fmt, w->n_cols, &code) &&
+          mx_wfmt_row_bytes(w->fmt, w->n_cols, &all));
     bool affine = w->fmt.dtype == MX_AFFINE;
     k_mm_rows a = {.w = {.data = s.w,
                          .scales = s.w + w->scales_offset,

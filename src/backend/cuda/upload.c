@@ -1,8 +1,9 @@
 // Weights: raw bytes to the device, then a kernel shuffles them into packed blocks.
 //
 // Vectors (one row) of floats become float32 rows: norm weights and biases. Matrices of the formats
-// in kargs.h are packed; everything else keeps its rows and the plain kernels read it. The staging
-// buffer on the device is kept between uploads and freed with the first step.
+// in kargs.h are packed; everything else keeps its rows and the plain kernels read it. Nothing
+// waits for the device: copies and kernels are in stream order. The staging buffer on the device
+// and the pinned ring are kept between uploads and freed when the first plan is made.
 #include "backend/cuda/cuda_int.h"
 
 #include "base/os.h"
@@ -14,12 +15,6 @@ _Static_assert(MX_F32 == 0 && MX_F16 == 1 && MX_BF16 == 2 && MX_Q4_0 == 13 && MX
                    MX_Q5_0 == 15 && MX_Q5_1 == 16 && MX_Q8_0 == 17 && MX_Q4_K == 18 &&
                    MX_Q5_K == 19 && MX_Q6_K == 20 && MX_AFFINE == 21,
                "kernels/pack.cu has the numbers of mx_dtype");
-
-struct cuda_ring {
-    void *host;
-    CUdeviceptr stage; // raw bytes of one weight
-    size_t stage_bytes;
-};
 
 static int affine_pack(mx_wfmt f) {
     if (f.scale_dtype != MX_F16 && f.scale_dtype != MX_BF16) return KPACK_ROWS;
@@ -49,34 +44,23 @@ static int pack_of(mx_wfmt f) {
     }
 }
 
-void cuda_ring_close(cuda_backend *b) {
-    if (!b->ring) return;
-    if (b->ring->stage) cuda_d.cuMemFree(b->ring->stage);
-    mx_free(b->ring);
-    b->ring = NULL;
-}
-
+// Raw bytes of one weight on the device. Reuse is ordered by the stream.
 static mx_status stage_of(cuda_backend *b, size_t n, CUdeviceptr *out, mx_err *err) {
-    if (!b->ring) b->ring = mx_calloc(1, sizeof(*b->ring));
-    cuda_ring *r = b->ring;
-    if (r->stage_bytes < n) {
-        CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
-        if (r->stage) cuda_d.cuMemFree(r->stage);
-        r->stage = 0, r->stage_bytes = 0;
-        CUDA_TRY(cuda_d.cuMemAlloc(&r->stage, n), err);
-        r->stage_bytes = n;
+    if (b->stage_bytes < n) {
+        cuda_stage_free(b);
+        CUDA_TRY(cuda_d.cuMemAlloc(&b->stage, n), err);
+        b->stage_bytes = n;
     }
-    *out = r->stage;
+    *out = b->stage;
     return MX_OK;
 }
 
-mx_status cuda_copy_in(cuda_backend *b, CUdeviceptr dst, const void *src, size_t n, mx_err *err) {
-    double t0 = mx_now_s();
-    CUDA_TRY(cuda_d.cuMemcpyHtoDAsync(dst, src, n, b->stream), err);
-    CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
-    b->count.upload_copy_s += mx_now_s() - t0;
-    b->count.upload_bytes += n;
-    return MX_OK;
+void cuda_stage_free(cuda_backend *b) {
+    if (!b->stage) return;
+    cuda_d.cuStreamSynchronize(b->stream);
+    cuda_d.cuMemFree(b->stage);
+    b->stage = 0;
+    b->stage_bytes = 0;
 }
 
 static mx_status upload_vector(cuda_backend *b, mx_tensor *out, const mx_wview *w, mx_err *err) {
@@ -131,7 +115,6 @@ static mx_status pack_weight(cuda_backend *b, mx_tensor *out, const mx_wview *w,
     it.grid[0] = (uint32_t)MX_MIN((n / 4 + 255) / 256, (size_t)b->n_sm * 32);
     MX_TRY(cuda_kernel_get(b, (cuda_kernel)(CK_pack_a4g32 + pack - 1), &it.fn, err));
     MX_TRY(cuda_run_item(b, &it, (const uint8_t *)&a, false, err));
-    CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
     out->layout = MX_LAYOUT_PACKED;
     out->pack = (uint16_t)pack;
     out->n_bytes = n;

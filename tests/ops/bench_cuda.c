@@ -1,0 +1,695 @@
+// Speed of the CUDA backend's ops and of whole decode steps in the geometry of real models, with
+// random weights. Shares are of the read rate measured in the same run.
+//
+//   bench_cuda [read gemv rows attn gemm step chain load ...]     nothing: all
+#include "backend/cuda/cuda_int.h"
+#include "backend/encoder.h"
+#include "base/os.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static mx_backend *be;
+static cuda_backend *cb;
+static mx_enc *enc;
+static mx_step_io io[MX_STEP_SLOTS];
+static mx_step_caps caps;
+static double read_gbs;
+static uint8_t *noise; // random bytes
+enum { NOISE = 64 << 20 };
+
+static void must(mx_status s, const mx_err *e) {
+    if (s == MX_OK) return;
+    printf("FAILED: %s\n", e->msg);
+    exit(1);
+}
+
+static uint64_t state = 88172645463325252ull;
+static uint64_t next_random(void) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static const mx_budget no_budget = {.max_ops = MX_BUDGET_UNLIMITED, .max_mb = MX_BUDGET_UNLIMITED};
+
+static void set_budget(int ops) {
+    mx_budget b[MX_PHASES];
+    for (int i = 0; i < MX_PHASES; i++) b[i] = no_budget, b[i].max_ops = ops;
+    mx_enc_set_budgets(enc, b);
+}
+
+static void open_steps(int max_tok, int max_range, int max_out, int n_vocab, int page, int ctx) {
+    mx_err e = {0};
+    if (enc) mx_enc_close(enc);
+    mx_budget b[MX_PHASES] = {no_budget, no_budget, no_budget};
+    enc = mx_enc_open(be, b, 64, true);
+    caps = (mx_step_caps){.max_tok = max_tok,
+                          .max_range = max_range,
+                          .max_out = max_out,
+                          .n_vocab = n_vocab,
+                          .n_groups = 1,
+                          .page_tokens = {page},
+                          .max_pages = {(ctx + page - 1) / page}};
+    must(be->ops->step_init(be, &caps, io, &e), &e);
+}
+
+// A weight whose bytes come from the noise; scales are 0.002 .. 0.01, biases about -8 scales.
+static mx_tensor *weight(mx_wfmt f, int64_t n, int64_t k) {
+    static const uint16_t bf[4] = {0x3b03, 0x3b83, 0x3bc4, 0x3b44}; // about 0.002 .. 0.006
+    mx_err e = {0};
+    mx_tensor *t = mx_calloc(1, sizeof(*t));
+    size_t code, all;
+    CHECK(mx_wfmt_code_bytes(f, k, &code) && mx_wfmt_row_bytes(f, k, &all));
+    size_t scale = (all - code) / 2 * (size_t)n, bytes = code * (size_t)n;
+    size_t from = (size_t)(next_random() % 4096) * 64;
+    uint8_t *data = mx_alloc_large(bytes + 2 * scale);
+    CHECK(data);
+    for (size_t at = 0; at < bytes; at += NOISE / 2) {
+        memcpy(data + at, noise + from, MX_MIN((size_t)NOISE / 2, bytes - at));
+    }
+    uint16_t *s = (uint16_t *)(void *)(data + bytes), *b = s + scale / 2;
+    for (size_t i = 0; i < scale / 2; i++) {
+        s[i] = bf[i * 7 % 4];
+        b[i] = (uint16_t)((s[i] + 0x180) | 0x8000); // -8 scales
+    }
+    if (f.dtype == MX_Q4_1) { // f16 scale and minimum
+        uint16_t *w = (uint16_t *)(void *)data;
+        for (size_t i = 0; i < bytes / 20; i++) w[i * 10] = 0x1c00, w[i * 10 + 1] = 0xa800;
+    }
+    mx_wview v = {.fmt = f, .n_rows = n, .n_cols = k, .data = data, .scales = s, .biases = b};
+    must(be->ops->upload(be, t, &v, &e), &e);
+    cuda_d.cuStreamSynchronize(cb->stream);
+    mx_free_large(data, bytes + 2 * scale);
+    return t;
+}
+
+static mx_tensor *vector(int64_t n) {
+    mx_err e = {0};
+    mx_tensor *t = mx_calloc(1, sizeof(*t));
+    float *x = mx_alloc((size_t)n * sizeof(*x));
+    for (int64_t i = 0; i < n; i++) x[i] = 0.5f + (float)(next_random() >> 40) * 0x1p-24f;
+    mx_wview v = {.fmt = mx_wfmt_of(MX_F32), .n_rows = 1, .n_cols = n, .data = x};
+    must(be->ops->upload(be, t, &v, &e), &e);
+    mx_free(x);
+    return t;
+}
+
+static mx_tensor *plain(int64_t rows, int64_t cols, mx_dtype type) {
+    mx_err e = {0};
+    mx_tensor *t = mx_calloc(1, sizeof(*t));
+    size_t el = type == MX_F32 ? 4 : 2, n = (size_t)(rows * cols) * el;
+    *t = (mx_tensor){.n_rows = rows,
+                     .n_cols = cols,
+                     .ld = cols,
+                     .n_bytes = n,
+                     .kind = MX_T_STATE,
+                     .fmt = mx_wfmt_of(type)};
+    must(be->ops->alloc(be, &t->buf, n, MX_USE_STATE, &e), &e);
+    size_t chunk = MX_MIN(n, (size_t)8 << 20);
+    uint8_t *x = mx_alloc_large(chunk);
+    CHECK(x);
+    for (size_t i = 0; i + el <= chunk; i += el) {
+        float v = (float)(next_random() >> 40) * 0x1p-23f - 1;
+        uint16_t h = (uint16_t)(0x3000 | (next_random() & 0x8bff)); // float16, |x| < 0.25
+        memcpy(x + i, type == MX_F32 ? (void *)&v : (void *)&h, el);
+    }
+    for (size_t at = 0; at < n; at += chunk) {
+        must(be->ops->write(be, t->buf, at, x, MX_MIN(chunk, n - at), &e), &e);
+    }
+    mx_free_large(x, chunk);
+    return t;
+}
+
+static void drop(mx_tensor *t) {
+    if (!t) return;
+    be->ops->free(be, t->buf);
+    mx_free(t);
+}
+
+static mx_step_range ranges[256];
+static mx_step_facts facts;
+
+// A step of n sequences with `rows` rows each, the first at position pos; pages shuffled.
+static void fill_step(int slot, mx_phase phase, int n, int rows, int pos, int n_out, bool shuffle) {
+    mx_step_io *s = &io[slot];
+    int page = caps.page_tokens[0], most = caps.max_pages[0];
+    facts = (mx_step_facts){.phase = phase,
+                            .n_tok = n * rows,
+                            .n_rows = n * rows,
+                            .n_out = n_out,
+                            .n_ranges = n,
+                            .ranges = ranges};
+    for (int i = 0; i < n * most; i++) s->page_table[0][i] = i;
+    for (int i = n * most - 1; shuffle && i > 0; i--) {
+        int j = (int)(next_random() % (uint64_t)(i + 1)), t = s->page_table[0][i];
+        s->page_table[0][i] = s->page_table[0][j];
+        s->page_table[0][j] = t;
+    }
+    for (int r = 0; r < n; r++) {
+        ranges[r] = (mx_step_range){r, r * rows, rows, pos, phase};
+        s->range_first[r] = r * rows;
+        s->range_first[r + 1] = (r + 1) * rows;
+        s->range_pos0[r] = pos;
+        s->range_len[r] = pos + rows;
+        for (int i = 0; i < rows; i++) {
+            int row = r * rows + i, p = pos + i;
+            s->ids[row] = (int)(next_random() % (uint64_t)caps.n_vocab);
+            s->pos[row] = p;
+            s->tok_range[row] = r;
+            s->kv_slot[0][row] = s->page_table[0][r * most + p / page] * page + p % page;
+        }
+    }
+    for (int i = 0; i < n_out; i++) {
+        s->out_tok[i] = (i + 1) * rows - 1;
+        s->sample[i] = (mx_sample_row){.temperature = 0};
+    }
+    s->counts[0] = n * rows, s->counts[1] = n, s->counts[2] = n_out;
+}
+
+// Median device seconds of a recorded step.
+static double run_plan(mx_plan *plan, int reps) {
+    mx_err e = {0};
+    double t[64];
+    CHECK(reps <= 64);
+    for (int i = -2; i < reps; i++) {
+        mx_ticket k;
+        bool done;
+        mx_run_stats st;
+        must(mx_enc_submit(enc, plan, 0, &k, &e), &e);
+        must(be->ops->wait(be, k, true, false, &done, &st, &e), &e);
+        if (i >= 0) t[i] = st.seconds;
+    }
+    qsort(t, (size_t)reps, sizeof(*t), by_value);
+    return t[reps / 2];
+}
+
+static double run_recorded(int reps) {
+    mx_err e = {0};
+    mx_plan *plan;
+    must(mx_enc_end(enc, &plan, &e), &e);
+    return run_plan(plan, reps);
+}
+
+static void op(mx_op_kind kind, mx_op_params p, int n_in, const mx_tid *in, int n_out,
+               const mx_tid *out) {
+    mx_op o = {.kind = (uint8_t)kind, .n_in = (uint8_t)n_in, .n_out = (uint8_t)n_out, .p = p};
+    for (int i = 0; i < n_in; i++) o.in[i] = in[i];
+    for (int i = 0; i < n_out; i++) o.out[i] = out[i];
+    mx_enc_op(enc, o);
+}
+
+// ---- Read rate ----
+
+static void bench_read(void) {
+    mx_err e = {0};
+    mx_buffer *buf;
+    size_t n = (size_t)4 << 30;
+    must(be->ops->alloc(be, &buf, n, MX_USE_WEIGHT, &e), &e);
+    for (size_t at = 0; at < n; at += NOISE) {
+        must(be->ops->write(be, buf, at, noise, NOISE, &e), &e);
+    }
+    k_chain a = {.x = buf->device, .y = buf->device, .n = (int64_t)(n / 16)};
+    cuda_item it = {.grid = {(uint32_t)cb->n_sm * 64, 1, 1}, .block = 512};
+    must(cuda_kernel_get(cb, CK_read_rate, &it.fn, &e), &e);
+    CUevent ev[2];
+    cuda_d.cuEventCreate(&ev[0], 0), cuda_d.cuEventCreate(&ev[1], 0);
+    double t[21];
+    for (int i = -3; i < 21; i++) {
+        float ms;
+        cuda_d.cuEventRecord(ev[0], cb->stream);
+        must(cuda_run_item(cb, &it, (const uint8_t *)&a, false, &e), &e);
+        cuda_d.cuEventRecord(ev[1], cb->stream);
+        cuda_d.cuEventSynchronize(ev[1]);
+        cuda_d.cuEventElapsedTime(&ms, ev[0], ev[1]);
+        if (i >= 0) t[i] = ms * 1e-3;
+    }
+    qsort(t, 21, sizeof(*t), by_value);
+    read_gbs = (double)n / t[10] * 1e-9;
+    printf("read rate %.0f GB/s (4.3 GB, median of 21)\n", read_gbs);
+    be->ops->free(be, buf);
+}
+
+// ---- One product over many matrices ----
+
+static double product_us(mx_wfmt f, int n, int k, int rows, double *bytes) {
+    size_t one;
+    CHECK(mx_wfmt_row_bytes(f, k, &one));
+    *bytes = (double)one * n;
+    int copies = (int)MX_MAX(2.0, MX_MIN(40.0, 4e8 / *bytes));
+    mx_tensor *w[40], *x = plain(rows, k, MX_F32), *y = plain(rows, n, MX_F32);
+    for (int i = 0; i < copies; i++) w[i] = weight(f, n, k);
+    fill_step(0, rows > 64 ? MX_PHASE_PREFILL : MX_PHASE_DECODE, 1, rows, 0, 0, false);
+    mx_enc_begin(enc, &facts);
+    for (int i = 0; i < copies; i++) {
+        mx_tid in[3] = {mx_enc_use(enc, x), mx_enc_use(enc, w[i]), MX_NONE};
+        mx_tid out = mx_enc_use(enc, y);
+        op(MX_OP_MATMUL, (mx_op_params){.words = {0}}, 3, in, 1, &out);
+    }
+    double us = run_recorded(11) * 1e6 / copies;
+    set_budget(MX_BUDGET_UNLIMITED); // drops the plans
+    for (int i = 0; i < copies; i++) drop(w[i]);
+    drop(x), drop(y);
+    return us;
+}
+
+static const mx_wfmt a4 = {MX_AFFINE, 4, 64, MX_BF16}, b16 = {MX_BF16, 0, 0, 0};
+
+static void bench_gemv(void) {
+    static const int shape[][2] = {{1024, 4096},  {4096, 4096},  {6144, 4096},  {12288, 4096},
+                                   {24576, 4096}, {4096, 12288}, {4096, 14336}, {128256, 4096}};
+    open_steps(64, 64, 64, 1000, 16, 16);
+    for (int f = 0; f < 2; f++) {
+        printf("one row, %s: shape, us (with the gap to the next kernel), GB/s, share\n",
+               f ? "bf16" : "affine4 g64");
+        for (size_t i = 0; i < MX_COUNT(shape); i++) {
+            double bytes, us = product_us(f ? b16 : a4, shape[i][0], shape[i][1], 1, &bytes);
+            printf("  %6d x %5d %8.2f %7.0f %5.1f %%\n", shape[i][0], shape[i][1], us,
+                   bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs);
+        }
+    }
+    printf("few rows, affine4 g64 24576 x 4096 and bf16 6144 x 4096, 4096 x 12288: us\n");
+    static const int rows[] = {1, 2, 4, 5, 8, 9, 16, 32, 64};
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        double b, u0 = product_us(a4, 24576, 4096, rows[i], &b);
+        double u1 = product_us(b16, 6144, 4096, rows[i], &b);
+        double u2 = product_us(a4, 4096, 12288, rows[i], &b);
+        printf("  rows %2d %8.2f %8.2f %8.2f\n", rows[i], u0, u1, u2);
+    }
+}
+
+// ---- cuBLASLt bf16 against our 4-bit product ----
+
+static double lt_us(int n_tok, int n, int k) {
+    mx_err e = {0};
+    if (!cb->lt) return NAN;
+    mx_tensor *x = plain(n_tok, k, MX_F16), *w[8], *y = plain(n_tok, n, MX_F16);
+    mx_tensor *ws = plain(1, (int64_t)cuda_lt_workspace() / 2, MX_F16);
+    int copies = 6;
+    for (int i = 0; i < copies; i++) w[i] = plain(n, k, MX_F16);
+    CUevent ev[2];
+    cuda_d.cuEventCreate(&ev[0], 0), cuda_d.cuEventCreate(&ev[1], 0);
+    double t[11];
+    for (int i = -2; i < 11; i++) {
+        float ms;
+        cuda_d.cuEventRecord(ev[0], cb->stream);
+        for (int c = 0; c < copies; c++) {
+            cuda_lt_args a = {.x = x->buf->device,
+                              .w = w[c]->buf->device,
+                              .y = y->buf->device,
+                              .workspace = ws->buf->device,
+                              .n_tok = n_tok,
+                              .n = n,
+                              .k = k,
+                              .ldx = k,
+                              .ldy = n,
+                              .y_bf16 = true};
+            must(cuda_lt_run(cb->lt, &a, cb->stream, &e), &e);
+        }
+        cuda_d.cuEventRecord(ev[1], cb->stream);
+        cuda_d.cuEventSynchronize(ev[1]);
+        cuda_d.cuEventElapsedTime(&ms, ev[0], ev[1]);
+        if (i >= 0) t[i] = ms * 1e3 / copies;
+    }
+    qsort(t, 11, sizeof(*t), by_value);
+    for (int i = 0; i < copies; i++) drop(w[i]);
+    drop(x), drop(y), drop(ws);
+    return t[5];
+}
+
+static void bench_gemm(void) {
+    static const int rows[] = {8, 16, 64, 128, 256, 512, 2048};
+    printf("24576 x 4096: rows, cuBLASLt bf16 us, affine4 us, ratio; bf16 weights us; TFLOP/s of "
+           "cuBLASLt\n");
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        open_steps(2048, 2048, 8, 1000, 16, 16);
+        double b, lt = lt_us(rows[i], 24576, 4096), us = product_us(a4, 24576, 4096, rows[i], &b);
+        double ub = product_us(b16, 24576, 4096, rows[i], &b);
+        printf("  %5d %9.1f %9.1f %5.2f %9.1f %7.0f\n", rows[i], lt, us, lt / us, ub,
+               2.0 * 24576 * 4096 * rows[i] / lt * 1e-6);
+    }
+}
+
+// ---- Paged decode attention ----
+
+static double attn_us(int batch, int ctx, int page, bool shuffle, int n_head, int n_kv, int hd) {
+    open_steps(batch, batch, 8, 1000, page, ctx);
+    int copies = (int)MX_MAX(1.0, MX_MIN(16.0, 4e9 / ((double)batch * ctx * n_kv * hd * 4)));
+    int64_t tokens = (int64_t)batch * caps.max_pages[0] * page;
+    mx_tensor *k[16], *v[16], *q = plain(batch, n_head * hd, MX_F32);
+    mx_tensor *o = plain(batch, n_head * hd, MX_F32);
+    for (int i = 0; i < copies; i++) {
+        k[i] = plain(tokens * n_kv, hd, MX_F16);
+        v[i] = plain(tokens * n_kv, hd, MX_F16);
+    }
+    fill_step(0, MX_PHASE_DECODE, batch, 1, ctx - 1, 0, shuffle);
+    mx_enc_begin(enc, &facts);
+    for (int i = 0; i < copies; i++) {
+        mx_tid in[3] = {mx_enc_use(enc, q), mx_enc_use(enc, k[i]), mx_enc_use(enc, v[i])};
+        mx_tid out = mx_enc_use(enc, o);
+        mx_op_params p = {.attn = {.scale = 1 / sqrtf((float)hd),
+                                   .n_head = n_head,
+                                   .n_kv_head = n_kv,
+                                   .head_dim = hd,
+                                   .ctx_bucket = mx_ctx_bucket(ctx)}};
+        op(MX_OP_ATTN, p, 3, in, 1, &out);
+    }
+    double us = run_recorded(11) * 1e6 / copies;
+    set_budget(MX_BUDGET_UNLIMITED);
+    for (int i = 0; i < copies; i++) drop(k[i]), drop(v[i]);
+    drop(q), drop(o);
+    return us;
+}
+
+static void bench_attn(void) {
+    static const int cases[][3] = {{64, 8192, 0},   {64, 8192, 16}, {64, 8192, 32}, {64, 8192, 64},
+                                   {64, 8192, 128}, {64, 1024, 32}, {8, 8192, 32},  {1, 8192, 32},
+                                   {1, 1024, 32},   {1, 1024, 0},   {1, 32768, 32}};
+    printf("decode attention, 32/8 heads of 128, float16: batch, context, page (0: one), us, GB/s, "
+           "share\n");
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        int b = cases[i][0], ctx = cases[i][1], page = cases[i][2];
+        double us = attn_us(b, ctx, page ? page : ctx, page != 0, 32, 8, 128);
+        double bytes = (double)b * ctx * 8 * 128 * 4;
+        printf("  %3d %6d %4d %9.2f %7.0f %5.1f %%\n", b, ctx, page, us, bytes / us * 1e-3,
+               100 * bytes / us * 1e-3 / read_gbs);
+    }
+}
+
+// ---- Whole steps ----
+
+typedef struct geometry {
+    const char *name;
+    int d, n_layer, n_head, n_kv, hd, ff, vocab;
+    bool qk_norm;
+    mx_wfmt f;
+} geometry;
+
+typedef struct layer {
+    mx_tensor *n1, *q, *k, *v, *o, *n2, *gate, *up, *down, *ks, *vs;
+} layer;
+
+typedef struct model {
+    const geometry *g;
+    layer l[48];
+    mx_tensor *embed, *nf, *freq, *qn, *kn, *logits;
+    double bytes; // weights read in a step
+} model;
+
+static void model_open(model *m, const geometry *g, int64_t kv_tokens) {
+    *m = (model){.g = g};
+    for (int i = 0; i < g->n_layer; i++) {
+        layer *l = &m->l[i];
+        l->n1 = vector(g->d), l->n2 = vector(g->d);
+        l->q = weight(g->f, g->n_head * g->hd, g->d);
+        l->k = weight(g->f, g->n_kv * g->hd, g->d);
+        l->v = weight(g->f, g->n_kv * g->hd, g->d);
+        l->o = weight(g->f, g->d, g->n_head * g->hd);
+        l->gate = weight(g->f, g->ff, g->d);
+        l->up = weight(g->f, g->ff, g->d);
+        l->down = weight(g->f, g->d, g->ff);
+        l->ks = plain(kv_tokens * g->n_kv, g->hd, MX_F16);
+        l->vs = plain(kv_tokens * g->n_kv, g->hd, MX_F16);
+    }
+    m->embed = weight(g->f, g->vocab, g->d);
+    m->nf = vector(g->d), m->freq = vector(g->hd / 2);
+    if (g->qk_norm) m->qn = vector(g->hd), m->kn = vector(g->hd);
+    size_t rd, rh, rf;
+    CHECK(mx_wfmt_row_bytes(g->f, g->d, &rd) && mx_wfmt_row_bytes(g->f, g->n_head * g->hd, &rh) &&
+          mx_wfmt_row_bytes(g->f, g->ff, &rf));
+    m->bytes = (double)rd * g->vocab +
+               g->n_layer * ((double)rd * ((g->n_head + 2 * g->n_kv) * g->hd + 2 * g->ff) +
+                             (double)(rh + rf) * g->d);
+    m->logits = mx_calloc(1, sizeof(mx_tensor));
+}
+
+static void model_close(model *m) {
+    for (int i = 0; i < m->g->n_layer; i++) {
+        layer *l = &m->l[i];
+        drop(l->n1), drop(l->q), drop(l->k), drop(l->v), drop(l->o), drop(l->n2);
+        drop(l->gate), drop(l->up), drop(l->down), drop(l->ks), drop(l->vs);
+    }
+    drop(m->embed), drop(m->nf), drop(m->freq), drop(m->qn), drop(m->kn);
+    mx_free(m->logits);
+}
+
+#define USE(t) mx_enc_use(enc, t)
+
+static void record_step(const model *m, int rows, int n_out, int ctx) {
+    const geometry *g = m->g;
+    int qc = g->n_head * g->hd, kc = g->n_kv * g->hd;
+    mx_enc_begin(enc, &facts);
+    mx_tid h = mx_enc_temp(enc, rows, g->d), cs = mx_enc_temp(enc, rows, g->hd);
+    op(MX_OP_EMBED, (mx_op_params){.embed = {1}}, 1, (mx_tid[]){USE(m->embed)}, 1, &h);
+    op(MX_OP_ROPE_TABLE, (mx_op_params){.rope = {.mscale = 1, .n_rot = g->hd}}, 1,
+       (mx_tid[]){USE(m->freq)}, 1, &cs);
+    for (int i = 0; i < g->n_layer; i++) {
+        const layer *l = &m->l[i];
+        mx_tid qkv[3] = {mx_enc_temp(enc, rows, qc), mx_enc_temp(enc, rows, kc),
+                         mx_enc_temp(enc, rows, kc)};
+        op(MX_OP_NORM_QKV, (mx_op_params){.norm = {1e-6f, g->d}}, 8,
+           (mx_tid[]){h, USE(l->n1), USE(l->q), USE(l->k), USE(l->v), -1, -1, -1}, 3, qkv);
+        mx_tid q = mx_enc_temp(enc, rows, qc), o = mx_enc_temp(enc, rows, qc);
+        op(MX_OP_ROPE_KV,
+           (mx_op_params){.rope = {.mscale = 1,
+                                   .n_rot = g->hd,
+                                   .head_dim = g->hd,
+                                   .eps = 1e-6f,
+                                   .n_head = g->n_head,
+                                   .n_kv_head = g->n_kv}},
+           8,
+           (mx_tid[]){qkv[0], qkv[1], qkv[2], cs, USE(m->qn), USE(m->kn), USE(l->ks), USE(l->vs)},
+           1, &q);
+        op(MX_OP_ATTN,
+           (mx_op_params){.attn = {.scale = 1 / sqrtf((float)g->hd),
+                                   .n_head = g->n_head,
+                                   .n_kv_head = g->n_kv,
+                                   .head_dim = g->hd,
+                                   .ctx_bucket = mx_ctx_bucket(ctx)}},
+           3, (mx_tid[]){q, USE(l->ks), USE(l->vs)}, 1, &o);
+        mx_tid h2 = mx_enc_temp(enc, rows, g->d), a = mx_enc_temp(enc, rows, g->ff);
+        op(MX_OP_MATMUL_ADD, (mx_op_params){.words = {0}}, 4, (mx_tid[]){o, USE(l->o), -1, h}, 1,
+           &h2);
+        op(MX_OP_NORM_GLU, (mx_op_params){.glu = {MX_ACT_SILU, 1e-6f}}, 4,
+           (mx_tid[]){h2, USE(l->n2), USE(l->gate), USE(l->up)}, 1, &a);
+        h = mx_enc_temp(enc, rows, g->d);
+        op(MX_OP_MATMUL_ADD, (mx_op_params){.words = {0}}, 4, (mx_tid[]){a, USE(l->down), -1, h2},
+           1, &h);
+    }
+    mx_tid x = h;
+    if (n_out < rows) {
+        x = mx_enc_temp(enc, n_out, g->d);
+        op(MX_OP_GATHER, (mx_op_params){.words = {0}}, 1, &h, 1, &x);
+    }
+    *m->logits = (mx_tensor){.kind = MX_T_LOGITS,
+                             .n_rows = n_out,
+                             .n_cols = g->vocab,
+                             .ld = g->vocab,
+                             .n_bytes = (size_t)n_out * (size_t)g->vocab * 4,
+                             .fmt = mx_wfmt_of(MX_F32)};
+    mx_tid lg = USE(m->logits);
+    op(MX_OP_NORM_MATMUL, (mx_op_params){.norm = {1e-6f, g->d}}, 4,
+       (mx_tid[]){x, USE(m->nf), USE(m->embed), -1}, 1, &lg);
+    op(MX_OP_SAMPLE, (mx_op_params){.words = {0}}, 1, &lg, 0, NULL);
+}
+
+// Wall time a step with the next step always submitted before the last is waited for.
+static double pipelined_s(mx_plan *plan, int n) {
+    mx_err e = {0};
+    mx_ticket t[2];
+    bool done;
+    must(mx_enc_submit(enc, plan, 0, &t[0], &e), &e);
+    double t0 = mx_now_s();
+    for (int i = 1; i <= n; i++) {
+        must(mx_enc_submit(enc, plan, i & 1, &t[i & 1], &e), &e);
+        must(be->ops->wait(be, t[(i - 1) & 1], true, false, &done, NULL, &e), &e);
+    }
+    double s = (mx_now_s() - t0) / n;
+    must(be->ops->wait(be, t[n & 1], true, false, &done, NULL, &e), &e);
+    return s;
+}
+
+static const geometry models[] = {
+    {"Qwen3-8B affine4 g64",
+     4096,
+     36,
+     32,
+     8,
+     128,
+     12288,
+     151936,
+     true,
+     {MX_AFFINE, 4, 64, MX_BF16}},
+    {"Llama-3.1-8B bf16", 4096, 32, 32, 8, 128, 14336, 128256, false, {MX_BF16, 0, 0, 0}},
+    {"SmolLM2-135M q4_1", 576, 30, 9, 3, 64, 1536, 49152, false, {MX_Q4_1, 0, 0, 0}},
+    {"SmolLM2-135M bf16", 576, 30, 9, 3, 64, 1536, 49152, false, {MX_BF16, 0, 0, 0}},
+};
+
+static void bench_step(void) {
+    mx_err e = {0};
+    printf("whole steps, 1,024 tokens of context: rows, ms on the device, wall ms (pipelined), "
+           "tok/s, share of the read rate\n");
+    for (size_t i = 0; i < MX_COUNT(models); i++) {
+        const geometry *g = &models[i];
+        int ctx = 1024, most = 8;
+        open_steps(2048, most, most, g->vocab, 32, 2048);
+        model *m = mx_calloc(1, sizeof(*m));
+        double t0 = mx_now_s();
+        model_open(m, g, (int64_t)most * 2048);
+        printf("  %s (made in %.1f s)\n", g->name, mx_now_s() - t0);
+        static const int rows[] = {1, 2, 4, 8};
+        for (size_t r = 0; r < MX_COUNT(rows); r++) {
+            int n = rows[r];
+            fill_step(0, MX_PHASE_DECODE, n, 1, ctx - 1, n, true);
+            size_t input = cb->layout.input_bytes;
+            memcpy(cb->host[1], cb->host[0], input);
+            record_step(m, n, n, ctx);
+            mx_plan *plan;
+            must(mx_enc_end(enc, &plan, &e), &e);
+            double dev = run_plan(plan, 21), wall = pipelined_s(plan, 100);
+            double bytes = m->bytes + (double)n * ctx * g->n_layer * g->n_kv * g->hd * 4;
+            printf("    %2d %8.3f %8.3f %8.0f %5.1f %%  (%d ops)\n", n, dev * 1e3, wall * 1e3,
+                   n / wall, 100 * bytes / wall * 1e-9 / read_gbs, plan->n_ops);
+        }
+        for (int rowsp = 512; rowsp <= 2048; rowsp *= 4) {
+            fill_step(0, MX_PHASE_PREFILL, 1, rowsp, 0, 1, true);
+            record_step(m, rowsp, 1, rowsp);
+            double dev = run_recorded(5);
+            printf("    prefill %d: %.2f ms, %.0f tok/s\n", rowsp, dev * 1e3, rowsp / dev);
+        }
+        set_budget(MX_BUDGET_UNLIMITED);
+        model_close(m);
+        mx_free(m);
+    }
+}
+
+// ---- The chain of tiny dependent ops ----
+
+static void bench_chain(void) {
+    enum { N = 3200 };
+    mx_err e = {0};
+    static const int ops[] = {MX_BUDGET_UNLIMITED, MX_BUDGET_UNLIMITED, 1000, 200, 100, 50, 20};
+    open_steps(8, 8, 8, 1000, 16, 16);
+    mx_tensor *x = plain(1, 4096, MX_F32), *y = plain(1, 4096, MX_F32);
+    mx_tensor *z = plain(1, 4096, MX_F32);
+    double base = 0;
+    printf("chain of %d dependent adds of 4,096 floats: ops a buffer, buffers, ms, us a boundary, "
+           "hash\n",
+           N);
+    for (size_t i = 0; i < MX_COUNT(ops); i++) {
+        set_budget(ops[i] == MX_BUDGET_UNLIMITED ? ops[i] : ops[i] - 1);
+        fill_step(0, MX_PHASE_DECODE, 1, 1, 0, 0, false);
+        mx_enc_begin(enc, &facts);
+        mx_tid a = USE(x), one = USE(z);
+        for (int k = 0; k < N; k++) {
+            mx_tid b = k == N - 1 ? USE(y) : mx_enc_temp(enc, 1, 4096);
+            op(MX_OP_ADD, (mx_op_params){.words = {0}}, 2, (mx_tid[]){a, one}, 1, &b);
+            a = b;
+        }
+        mx_plan *plan;
+        must(mx_enc_end(enc, &plan, &e), &e);
+        double s = run_plan(plan, 31);
+        static float out[4096];
+        must(be->ops->read(be, y->buf, 0, out, sizeof(out), &e), &e);
+        uint64_t h = 0;
+        for (int k = 0; k < 4096; k++) {
+            uint32_t u;
+            memcpy(&u, &out[k], 4);
+            h = (h ^ u) * 0x100000001b3ull;
+        }
+        if (i == 0) base = s;
+        printf("  %10d %4d %7.3f %6.2f %016llx\n", ops[i], plan->n_segs, s * 1e3,
+               plan->n_segs > 1 ? (s - base) * 1e6 / (plan->n_segs - 1) : 0.0,
+               (unsigned long long)h);
+    }
+    set_budget(MX_BUDGET_UNLIMITED);
+    drop(x), drop(y), drop(z);
+}
+
+// ---- Loading ----
+
+static void bench_load(void) {
+    mx_err e = {0};
+    size_t n = (size_t)8 << 30, row = 8192;
+    uint8_t *data = mx_alloc_large(n);
+    if (!data) {
+        printf("load: no host memory\n");
+        return;
+    }
+    for (size_t at = 0; at < n; at += NOISE) memcpy(data + at, noise, NOISE);
+    void *pin = NULL;
+    CUdeviceptr d = 0;
+    CHECK(cuda_d.cuMemHostAlloc(&pin, (size_t)256 << 20, 0) == CUDA_SUCCESS);
+    CHECK(cuda_d.cuMemAlloc(&d, (size_t)256 << 20) == CUDA_SUCCESS);
+    double best = 1e9;
+    for (int i = 0; i < 12; i++) {
+        double t0 = mx_now_s();
+        cuda_d.cuMemcpyHtoDAsync(d, pin, (size_t)256 << 20, cb->stream);
+        cuda_d.cuStreamSynchronize(cb->stream);
+        best = MX_MIN(best, mx_now_s() - t0);
+    }
+    cuda_d.cuMemFree(d), cuda_d.cuMemFreeHost(pin);
+    double rate = (double)((size_t)256 << 20) / best * 1e-9;
+    for (int pinned = 1; pinned >= 0; pinned--) {
+        cb->count.pinned = pinned;
+        mx_tensor t[64];
+        double t0 = mx_now_s();
+        for (int i = 0; i < 64; i++) {
+            mx_wview v = {.fmt = b16,
+                          .n_rows = (int64_t)(n / 64 / row),
+                          .n_cols = (int64_t)row / 2,
+                          .data = data + (size_t)i * (n / 64)};
+            must(be->ops->upload(be, &t[i], &v, &e), &e);
+        }
+        cuda_d.cuStreamSynchronize(cb->stream);
+        double s = mx_now_s() - t0;
+        printf("load, %s: %.1f GB in %.3f s, %.1f GB/s, %.0f %% of pinned %.1f GB/s\n",
+               pinned ? "ring" : "pageable", (double)n * 1e-9, s, (double)n / s * 1e-9,
+               100 * (double)n / s * 1e-9 / rate, rate);
+        for (int i = 0; i < 64; i++) be->ops->free(be, t[i].buf);
+    }
+    cb->count.pinned = true;
+    mx_free_large(data, n);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*fn)(void);
+    } benches[] = {{"gemv", bench_gemv}, {"attn", bench_attn},   {"gemm", bench_gemm},
+                   {"step", bench_step}, {"chain", bench_chain}, {"load", bench_load}};
+    mx_err e = {0};
+    mx_status s = mx_cuda_open(0, &be, &e);
+    if (s != MX_OK) {
+        printf("skipped: %s\n", e.msg);
+        return 0;
+    }
+    cb = cuda_of(be);
+    mx_backend_facts f;
+    be->ops->facts(be, &f);
+    printf("%s, %s, %d SMs, driver %d, cuBLASLt %s\n", f.device, f.arch, f.n_sm, cuda_d.version,
+           cb->lt ? "found" : "not found");
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    noise = mx_alloc_large(NOISE + (1 << 20));
+    CHECK(noise);
+    // random bf16 numbers about 0.02 in size, which serve as codes too
+    for (size_t i = 0; i < (NOISE + (1 << 20)) / 2; i++) {
+        uint64_t r = next_random();
+        ((uint16_t *)(void *)noise)[i] = (uint16_t)(0x3c00 | (r & 0x80ff));
+    }
+    bench_read();
+    for (size_t i = 0; i < MX_COUNT(benches); i++) {
+        bool want = argc < 2;
+        for (int k = 1; k < argc; k++) want = want || !strcmp(argv[k], benches[i].name);
+        if (want) benches[i].fn();
+    }
+    if (enc) mx_enc_close(enc);
+    be->ops->close(be);
+    return 0;
+}
