@@ -34,7 +34,8 @@ CFLAGS  += $(if $(DEBUG)$(SAN),-DMX_DEBUG_HOOKS)
 # Static archives where the distribution has them, so that the binary runs elsewhere too.
 libdirs := /usr/lib/$(shell uname -m)-linux-gnu /usr/lib
 static   = $(if $(wildcard $(libdirs:%=%/lib$(1).a)),-l:lib$(1).a,-l$(1))
-LDLIBS  += $(foreach l,jansson pcre2-8 utf8proc,$(call static,$(l))) -lm -ldl -pthread
+edit    := edit $(if $(wildcard $(libdirs:%=%/libedit.a)),bsd md tinfo)
+LDLIBS  += $(foreach l,jansson pcre2-8 utf8proc $(edit),$(call static,$(l))) -lm -ldl -pthread
 LDFLAGS += $(if $(SAN),-fsanitize=$(SAN)) -pthread
 
 MODULES := base tensor format backend backend/cpu backend/cuda text kv sample nn model

@@ -16,8 +16,9 @@ $(B)/tools/%: tools/%.c $(B)/flags
 	$(Q)$(CC) $(TOOLFLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $<
 -include $(wildcard $(B)/tools/*.d)
 
-docs: $(B)/tools/gen_environment
+docs: $(B)/tools/gen_environment $(B)/mlxcel
 	$(B)/tools/gen_environment > docs/environment.md
+	$(B)/mlxcel --help-markdown > docs/cli.md
 
 format:
 	tools/list_files c h cu | xargs clang-format -i
