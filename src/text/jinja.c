@@ -65,7 +65,10 @@ _Noreturn void jinja_fail(jrt *r, mx_status st, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(msg, sizeof msg, fmt, ap);
     va_end(ap);
-    mx_err_set(r->err, st, "template line %d: %s", r->line, msg);
+    if (r->line)
+        mx_err_set(r->err, st, "template line %d: %s", r->line, msg);
+    else
+        mx_err_set(r->err, st, "%s", msg); // before the first statement: the variables
     longjmp(r->jump, (int)st);
 }
 
@@ -111,10 +114,15 @@ static void define_vars(jrt *r, const mx_template_vars *vars) {
             jinja_fail(r, MX_INVALID, "%s is not valid UTF-8", tokens[i][0]);
         define(r, tokens[i][0], jv_str(jinja_str_make(r, mx_str_of(tokens[i][1]), true)));
     }
+    static const char *const fixed[] = {"messages", "tools", "documents", "add_generation_prompt"};
     json_t *extra = (json_t *)vars->extra; // jansson's iterators do not change it
     for (void *it = json_object_iter(extra); it; it = json_object_iter_next(extra, it)) {
         jval v = jinja_from_json(r, json_object_iter_value(it), true, 0);
-        define(r, json_object_iter_key(it), v);
+        const char *key = json_object_iter_key(it);
+        for (size_t i = 0; i < MX_COUNT(fixed); i++)
+            if (strcmp(key, fixed[i]) == 0)
+                jinja_fail(r, MX_INVALID, "chat_template_kwargs may not set '%s'", key);
+        define(r, key, v);
     }
 }
 

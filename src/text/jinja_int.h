@@ -358,6 +358,12 @@ jnode *jinja_node(jparse *p, jnode_kind kind, int line);
 void jinja_node_depth(jparse *p, jnode *n, const jnode *child); // n is at least one deeper
 void jinja_enter(jparse *p);                         // one nesting level deeper, or an error
 const jstr *jinja_literal(mx_arena *a, mx_str text); // trusted
+// Growable node list in the arena.
+typedef struct jnodes {
+    jnode **v;
+    size_t n, cap;
+} jnodes;
+void jinja_nodes_add(jparse *p, jnodes *l, jnode *n);
 // Token helpers.
 bool jinja_is_op(const jparse *p, jop op);
 bool jinja_is_name(const jparse *p, const char *name);

@@ -196,23 +196,19 @@ static jnode *parse_closed_body(jparse *p, const char *end) {
 // --- statements ----------------------------------------------------------------------------------
 
 static jnode *parse_if(jparse *p, jnode *n) {
-    jnode *kids[2 * JINJA_MAX_NEST];
+    jnodes kids = {0};
     p->soft++;
     for (;;) {
-        if (n->n + 2 > MX_COUNT(kids))
-            jinja_syntax_error(p, MX_TOOLARGE, n->line, "if with more than %d branches",
-                               JINJA_MAX_NEST);
-        kids[n->n] = jinja_parse_tuple(p, false, NULL);
-        kids[n->n + 1] = parse_body(p, &(jends){{"endif", "else", "elif"}});
-        n->n += 2;
+        jinja_nodes_add(p, &kids, jinja_parse_tuple(p, false, NULL));
+        jinja_nodes_add(p, &kids, parse_body(p, &(jends){{"endif", "else", "elif"}}));
         if (jinja_skip_name(p, "elif")) continue;
         if (jinja_skip_name(p, "else")) n->els = parse_body(p, &(jends){{"endif"}});
         jinja_expect_name(p, "endif");
         break;
     }
     p->soft--;
-    n->kids = MX_ARENA_ARRAY(&p->t->arena, jnode *, n->n);
-    memcpy(n->kids, kids, n->n * sizeof *kids);
+    n->kids = kids.v;
+    n->n = kids.n;
     return n;
 }
 
@@ -303,19 +299,15 @@ static jnode *parse_call_block(jparse *p, jnode *n) {
 }
 
 static jnode *parse_with(jparse *p, jnode *n) {
-    jnode *kids[2 * JINJA_MAX_ARGS];
+    jnodes kids = {0};
     while (now(p)->kind != JT_BLOCK_END) {
-        if (n->n) jinja_expect_op(p, JO_COMMA, ",");
-        if (n->n + 2 > MX_COUNT(kids))
-            jinja_syntax_error(p, MX_TOOLARGE, n->line, "with of more than %d variables",
-                               JINJA_MAX_ARGS);
-        kids[n->n] = jinja_parse_target(p, false, NULL);
+        if (kids.n) jinja_expect_op(p, JO_COMMA, ",");
+        jinja_nodes_add(p, &kids, jinja_parse_target(p, false, NULL));
         jinja_expect_op(p, JO_ASSIGN, "=");
-        kids[n->n + 1] = jinja_parse_expr(p, true);
-        n->n += 2;
+        jinja_nodes_add(p, &kids, jinja_parse_expr(p, true));
     }
-    n->kids = MX_ARENA_ARRAY(&p->t->arena, jnode *, n->n);
-    if (n->n) memcpy(n->kids, kids, n->n * sizeof *kids);
+    n->kids = kids.v;
+    n->n = kids.n;
     n->body = parse_body_to(p, "endwith");
     return n;
 }

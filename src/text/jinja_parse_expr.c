@@ -26,13 +26,7 @@ void jinja_node_depth(jparse *p, jnode *n, const jnode *child) {
                            JINJA_MAX_CHAIN);
 }
 
-// Growable node list in the arena.
-typedef struct jnodes {
-    jnode **v;
-    size_t n, cap;
-} jnodes;
-
-static void add_node(jparse *p, jnodes *l, jnode *n) {
+void jinja_nodes_add(jparse *p, jnodes *l, jnode *n) {
     if (l->n == l->cap) {
         size_t cap = l->cap ? l->cap * 2 : 4;
         jnode **v = MX_ARENA_ARRAY(&p->t->arena, jnode *, cap);
@@ -84,7 +78,7 @@ static jnode *parse_list(jparse *p) {
     while (!jinja_is_op(p, JO_RBRACKET)) {
         if (l.n) jinja_expect_op(p, JO_COMMA, ",");
         if (jinja_is_op(p, JO_RBRACKET)) break;
-        add_node(p, &l, jinja_parse_expr(p, true));
+        jinja_nodes_add(p, &l, jinja_parse_expr(p, true));
     }
     jinja_expect_op(p, JO_RBRACKET, "]");
     return with_kids(p, n, &l);
@@ -97,9 +91,9 @@ static jnode *parse_dict(jparse *p) {
     while (!jinja_is_op(p, JO_RBRACE)) {
         if (l.n) jinja_expect_op(p, JO_COMMA, ",");
         if (jinja_is_op(p, JO_RBRACE)) break;
-        add_node(p, &l, jinja_parse_expr(p, true));
+        jinja_nodes_add(p, &l, jinja_parse_expr(p, true));
         jinja_expect_op(p, JO_COLON, ":");
-        add_node(p, &l, jinja_parse_expr(p, true));
+        jinja_nodes_add(p, &l, jinja_parse_expr(p, true));
     }
     jinja_expect_op(p, JO_RBRACE, "}");
     return with_kids(p, n, &l);
@@ -251,12 +245,12 @@ static void parse_arg(jparse *p, jcallargs *c, jnodes *pos, jnodes *kw_v, mx_str
             jinja_syntax_error(p, MX_FORMAT, t->line, "invalid or too many keyword arguments");
         p->at += 2;
         kw[kw_v->n] = t->text;
-        add_node(p, kw_v, jinja_parse_expr(p, true));
+        jinja_nodes_add(p, kw_v, jinja_parse_expr(p, true));
         return;
     }
     if (c->star || c->star2 || kw_v->n || pos->n == JINJA_MAX_ARGS)
         jinja_syntax_error(p, MX_FORMAT, t->line, "invalid or too many arguments of a call");
-    add_node(p, pos, jinja_parse_expr(p, true));
+    jinja_nodes_add(p, pos, jinja_parse_expr(p, true));
 }
 
 jcallargs *jinja_parse_args(jparse *p) {
@@ -383,7 +377,7 @@ static jnode *parse_test(jparse *p, jnode *in) {
         if (jinja_is_name(p, "is"))
             jinja_syntax_error(p, MX_FORMAT, line, "several tests chained with 'is'");
         jnodes l = {0};
-        add_node(p, &l, parse_postfix(p, parse_primary(p, false)));
+        jinja_nodes_add(p, &l, parse_postfix(p, parse_primary(p, false)));
         n->args->v = l.v;
         n->args->n = 1;
     }
@@ -452,8 +446,8 @@ static jnode *parse_concat(jparse *p) {
     jnode *first = parse_product(p);
     if (!jinja_is_op(p, JO_TILDE)) return first;
     jnodes l = {0};
-    add_node(p, &l, first);
-    while (jinja_skip_op(p, JO_TILDE)) add_node(p, &l, parse_product(p));
+    jinja_nodes_add(p, &l, first);
+    while (jinja_skip_op(p, JO_TILDE)) jinja_nodes_add(p, &l, parse_product(p));
     return with_kids(p, jinja_node(p, JN_CONCAT, line), &l);
 }
 
@@ -492,7 +486,7 @@ static jnode *parse_compare(jparse *p) {
         if (l.n == JINJA_MAX_ARGS)
             jinja_syntax_error(p, MX_TOOLARGE, line, "more than %d comparisons", JINJA_MAX_ARGS);
         ops[l.n] = op;
-        add_node(p, &l, parse_sum(p));
+        jinja_nodes_add(p, &l, parse_sum(p));
     }
     if (l.n == 0) return first;
     jnode *n = with_kids(p, jinja_node(p, JN_COMPARE, line), &l);
@@ -568,8 +562,8 @@ static jnode *parse_tuple_of(jparse *p, int with_cond, bool with_ns, const char 
     jnodes l = {0};
     bool tuple = false;
     while (!tuple_ends(p, end)) {
-        add_node(p, &l,
-                 with_cond < 0 ? parse_primary(p, with_ns) : jinja_parse_expr(p, with_cond > 0));
+        jinja_nodes_add(
+            p, &l, with_cond < 0 ? parse_primary(p, with_ns) : jinja_parse_expr(p, with_cond > 0));
         if (!jinja_skip_op(p, JO_COMMA)) break;
         tuple = true;
     }

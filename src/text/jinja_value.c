@@ -288,7 +288,7 @@ jiter jinja_iterate(jrt *r, jval v) {
         it.v = v.u.l->v;
         it.n = v.u.l->n;
         if (v.u.l->form == JL_GEN) {
-            it.v += v.u.l->pos;
+            if (v.u.l->pos) it.v += v.u.l->pos;
             it.n -= v.u.l->pos;
             v.u.l->pos = v.u.l->n;
         }

@@ -134,6 +134,80 @@ static void real_templates_render_as_in_transformers(void **state) {
     mx_free(names);
 }
 
+#define MARK "\xee\x84\xa3" // U+E123, which no template contains
+
+// Puts the mark at both ends of every text a user or tool can choose.
+static json_t *with_marks(const json_t *v, bool chosen) {
+    static const char *const fields[] = {"content", "text", "description", "reasoning_content"};
+    if (json_is_string(v) && chosen) return json_sprintf(MARK "%s" MARK, json_string_value(v));
+    if (json_is_array(v)) {
+        json_t *out = json_array();
+        for (size_t i = 0; i < json_array_size(v); i++)
+            json_array_append_new(out, with_marks(json_array_get(v, i), chosen));
+        return out;
+    }
+    if (!json_is_object(v)) return json_incref((json_t *)v);
+    json_t *out = json_object(), *obj = (json_t *)v;
+    const char *key;
+    json_t *item;
+    json_object_foreach(obj, key, item) {
+        bool own = chosen || strcmp(key, "arguments") == 0;
+        for (size_t i = 0; i < MX_COUNT(fields); i++) own |= strcmp(key, fields[i]) == 0;
+        json_object_set_new(out, key, with_marks(item, own && strcmp(key, "type") != 0));
+    }
+    return out;
+}
+
+// Renders a marked conversation; counts renderings in which the mark is seen.
+static size_t check_marked(const mx_template *t, const json_t *conv, const char *what) {
+    mx_err err = {0};
+    json_t *marked = with_marks(conv, false), *messages;
+    mx_rendered r;
+    if (mx_chat_normalize(json_object_get(marked, "messages"), true, &messages, &err) != MX_OK)
+        fail_msg("%s: %s", what, err.msg);
+    mx_template_vars v = {.messages = messages,
+                          .tools = json_object_get(marked, "tools"),
+                          .extra = json_object_get(marked, "extra"),
+                          .add_generation_prompt = true,
+                          .bos_token = "<s>",
+                          .eos_token = "</s>"};
+    size_t seen = 0;
+    if (mx_template_render(t, &v, &r, &err) == MX_OK) {
+        for (size_t i = 0; i < r.n; i++) {
+            bool has = memmem(r.spans[i].text.p, r.spans[i].text.n, MARK, 3) != NULL;
+            if (has && r.spans[i].trusted) fail_msg("%s: message text is trusted", what);
+            seen |= has;
+        }
+        mx_rendered_free(&r);
+    }
+    json_decref(messages);
+    json_decref(marked);
+    return seen;
+}
+
+static void message_text_is_never_trusted(void **state) {
+    (void)state;
+    char **names;
+    size_t n, seen = 0;
+    mx_err err = {0};
+    assert_int_equal(mx_list_dir(FOLDER, &names, &n, &err), MX_OK);
+    json_t *conversations = load("conversations.json");
+    for (size_t i = 0; i < n; i++) {
+        json_t *golden = load(names[i]), *src = json_object_get(golden, "template"), *conv;
+        const char *key;
+        mx_template *t = NULL;
+        if (src && mx_template_open(&t, text_of(src), &err) != MX_OK) fail_msg("%s", err.msg);
+        json_object_foreach(conversations, key, conv) {
+            if (t) seen += check_marked(t, conv, names[i]);
+        }
+        mx_template_close(t);
+        json_decref(golden);
+    }
+    assert_true(seen > 500);
+    json_decref(conversations);
+    mx_free(names);
+}
+
 static void small_templates_mean_what_jinja_means(void **state) {
     (void)state;
     json_t *table = load("semantics.json"), *cases = json_object_get(table, "cases");
@@ -167,6 +241,7 @@ static int use_utc(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(real_templates_render_as_in_transformers),
+        cmocka_unit_test(message_text_is_never_trusted),
         cmocka_unit_test(small_templates_mean_what_jinja_means),
     };
     return cmocka_run_group_tests_name("golden templates", tests, use_utc, NULL);

@@ -217,7 +217,7 @@ static void deep_sources_are_refused(void **state) {
         {"{{ (", "1", ")"},   {"{{ [", "1", "]"},     {"{{ not ", "1", ""}, {"{{ - ", "1", ""},
         {"{{ f(", "1", ")"},  {"{{ {1: ", "1", "}"},  {"{{ x[", "1", "]"},  {"{{ 1 if ", "1", ""},
         {"{{ 1+", "1", "+1"}, {"{{ x", "", "|upper"}, {"{{ x", "", ".a"},   {"{{ x", "", "()"},
-        {"{{ 1", "", "**2"},
+        {"{{ x", "", "**2"},
     };
     for (size_t i = 0; i < MX_COUNT(table); i++) {
         mx_err err = {0};
@@ -322,6 +322,12 @@ static void variables_are_there(void **state) {
     assert_int_equal(r.n, 0);
     assert_int_equal(r.text.n, 0);
     mx_rendered_free(&r);
+    mx_template_close(t);
+    json_decref(extra);
+    v.extra = extra = parse("{\"messages\": []}");
+    assert_int_equal(mx_template_open(&t, mx_str_of("{{ messages }}"), &err), MX_OK);
+    assert_int_equal(mx_template_render(t, &v, &r, &err), MX_INVALID);
+    assert_string_equal(err.msg, "chat_template_kwargs may not set 'messages'");
     mx_template_close(t);
     json_decref(messages);
     json_decref(docs);
