@@ -53,7 +53,8 @@ FLAGS_avx512 := -DMX_ISA=avx512 -DMX_ISA_AVX512=1 -mavx512f -mavx512bw -mavx512d
 FLAGS_avx512 += -mavx512vnni -mfma -mf16c -mbmi -mbmi2
 KOPT    := $(if $(SAN),,-O3)
 KFLAGS   = $(filter-out -Wconversion,$(CFLAGS)) $(KOPT) $(FLAGS_$(1))
-OBJ     := $(CSRC:%.c=$(B)/obj/%.o) $(foreach i,$(ISAS),$(KSRC:%.c=$(B)/obj/%.$(i).o))
+# the kernels first: they take the longest
+OBJ     := $(foreach i,$(ISAS),$(KSRC:%.c=$(B)/obj/%.$(i).o)) $(CSRC:%.c=$(B)/obj/%.o)
 
 # After a failed build: go on with what did compile, see `check`.
 ifdef PARTIAL
