@@ -52,7 +52,7 @@ static bool decodes_to(const mx_tokenizer *t, const mx_ids *ids, bool skip, mx_s
             mx_detok_push(d, ids->v[i], &parts);
         else
             mx_detok_flush(d, &parts);
-        ok = ok && mx_utf8_valid((mx_str){parts.data + from, parts.n - from});
+        if (parts.n > from) ok = ok && mx_utf8_valid((mx_str){parts.data + from, parts.n - from});
     }
     mx_detok_close(d);
     ok = ok && mx_str_eq((mx_str){whole.data, whole.n}, (mx_str){parts.data, parts.n});
