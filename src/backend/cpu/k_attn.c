@@ -19,7 +19,7 @@
 
 #include <math.h>
 
-enum { TILE_Q = 6 };                      // queries of one register tile
+enum { TILE_Q = VEC_TILES ? 6 : 1 };      // queries of one register tile
 enum { TILE_V = VEC_REGS == 32 ? 4 : 1 }; // vectors of one register tile, beside TILE_V = 1
 
 VEC_FN vf load_kv(const void *p, int64_t i, bool half) {
@@ -85,49 +85,52 @@ VEC_FN void value_tile(int nq, int nv, bool half, const cpu_attn_chunk *c, const
     }
 }
 
-#define SCORE_CASE(NQ, NB, HALF)                                                                   \
-    case NQ:                                                                                       \
-        score_tile(NQ, NB, HALF, q, k, head_dim, scale, p);                                        \
-        break;
-#define SCORE_FN(name, NB, HALF)                                                                   \
+// One function for each size of tile; the scalar table has tiles of one query only.
+#if VEC_TILES
+#define TILE_SWITCH(call)                                                                          \
+    switch (nq) {                                                                                  \
+    case 1: call(1); break;                                                                        \
+    case 2: call(2); break;                                                                        \
+    case 3: call(3); break;                                                                        \
+    case 4: call(4); break;                                                                        \
+    case 5: call(5); break;                                                                        \
+    default: call(6); break;                                                                       \
+    }
+#else
+#define TILE_SWITCH(call)                                                                          \
+    (void)nq;                                                                                      \
+    call(1);
+#endif
+
+#define SCORE_FN(name)                                                                             \
     static __attribute__((noinline)) void name(int nq, const float *const *q,                      \
                                                const void *const *k, int64_t head_dim,             \
                                                float scale, float *p) {                            \
-        switch (nq) {                                                                              \
-            SCORE_CASE(1, NB, HALF)                                                                \
-            SCORE_CASE(2, NB, HALF)                                                                \
-            SCORE_CASE(3, NB, HALF)                                                                \
-            SCORE_CASE(4, NB, HALF)                                                                \
-            SCORE_CASE(5, NB, HALF)                                                                \
-        default: score_tile(6, NB, HALF, q, k, head_dim, scale, p); break;                         \
-        }                                                                                          \
+        TILE_SWITCH(CALL_##name)                                                                   \
     }
-SCORE_FN(score_half_1, 1, true)
-SCORE_FN(score_half_n, TILE_V, true)
-SCORE_FN(score_full_1, 1, false)
-SCORE_FN(score_full_n, TILE_V, false)
+#define CALL_score_half_1(n) score_tile(n, 1, true, q, k, head_dim, scale, p)
+#define CALL_score_half_n(n) score_tile(n, TILE_V, true, q, k, head_dim, scale, p)
+#define CALL_score_full_1(n) score_tile(n, 1, false, q, k, head_dim, scale, p)
+#define CALL_score_full_n(n) score_tile(n, TILE_V, false, q, k, head_dim, scale, p)
+SCORE_FN(score_half_1)
+SCORE_FN(score_half_n)
+SCORE_FN(score_full_1)
+SCORE_FN(score_full_n)
 
-#define VALUE_CASE(NQ, NV, HALF)                                                                   \
-    case NQ:                                                                                       \
-        value_tile(NQ, NV, HALF, c, p, t0, t1, d0, o, ldo);                                        \
-        break;
-#define VALUE_FN(name, NV, HALF)                                                                   \
+#define VALUE_FN(name)                                                                             \
     static __attribute__((noinline)) void name(int nq, const cpu_attn_chunk *c, const float *p,    \
                                                int t0, int t1, int64_t d0, float *o,               \
                                                int64_t ldo) {                                      \
-        switch (nq) {                                                                              \
-            VALUE_CASE(1, NV, HALF)                                                                \
-            VALUE_CASE(2, NV, HALF)                                                                \
-            VALUE_CASE(3, NV, HALF)                                                                \
-            VALUE_CASE(4, NV, HALF)                                                                \
-            VALUE_CASE(5, NV, HALF)                                                                \
-        default: value_tile(6, NV, HALF, c, p, t0, t1, d0, o, ldo); break;                         \
-        }                                                                                          \
+        TILE_SWITCH(CALL_##name)                                                                   \
     }
-VALUE_FN(value_half_1, 1, true)
-VALUE_FN(value_half_n, TILE_V, true)
-VALUE_FN(value_full_1, 1, false)
-VALUE_FN(value_full_n, TILE_V, false)
+#define CALL_value_half_1(n) value_tile(n, 1, true, c, p, t0, t1, d0, o, ldo)
+#define CALL_value_half_n(n) value_tile(n, TILE_V, true, c, p, t0, t1, d0, o, ldo)
+#define CALL_value_full_1(n) value_tile(n, 1, false, c, p, t0, t1, d0, o, ldo)
+#define CALL_value_full_n(n) value_tile(n, TILE_V, false, c, p, t0, t1, d0, o, ldo)
+VALUE_FN(value_half_1)
+VALUE_FN(value_half_n)
+VALUE_FN(value_full_1)
+VALUE_FN(value_full_n)
 
 // Scores -> probabilities of one query, in place, over blocks [b0, b1); visible are [lo, hi).
 static void soften(float *p, int b0, int b1, int lo, int hi, float softcap, float *m, float *s) {

@@ -13,11 +13,27 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define VEC_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define VEC_SANITIZED 1
+#endif
+#endif
+#if defined(VEC_SANITIZED) && defined(MX_ISA_SCALAR) // inlined, these take minutes to compile
+#define VEC_FN static __attribute__((noinline, unused))
+#else
 #define VEC_FN static inline __attribute__((always_inline, unused))
+#endif
+#if defined(MX_ISA_AVX2) || defined(MX_ISA_AVX512)
+#define VEC_TILES 1 // register tiles pay
+#else
+#define VEC_TILES 0
+#endif
 
 #if defined(MX_ISA_AVX512)
 
-enum { VEC_REGS = 32, VEC_PER = 1 }; // registers, registers of one vector
+enum { VEC_REGS = 32 };
 typedef __m512 vf;
 
 VEC_FN vf vset1(float x) {
@@ -79,7 +95,7 @@ VEC_FN vf vcopysign(vf a, vf b) {
 
 #elif defined(MX_ISA_AVX2)
 
-enum { VEC_REGS = 16, VEC_PER = 2 };
+enum { VEC_REGS = 16 };
 typedef struct vf {
     __m256 a, b;
 } vf;
@@ -150,8 +166,12 @@ VEC_FN vf vcopysign(vf x, vf y) {
 
 #else
 
-enum { VEC_REGS = 16, VEC_PER = 4 };
-typedef struct vf {
+// Four vectors of four: every target has them.
+enum { VEC_REGS = 16 };
+typedef float vec4 __attribute__((vector_size(16)));
+typedef int32_t vec4i __attribute__((vector_size(16)));
+typedef union vf {
+    vec4 q[4];
     float f[16];
 } vf;
 #define VEC_LOOP(expr)                                                                             \
@@ -160,60 +180,80 @@ typedef struct vf {
         for (int i = 0; i < 16; i++) r.f[i] = (expr);                                              \
         return r;                                                                                  \
     } while (0)
+#define VEC_QUADS(expr)                                                                            \
+    do {                                                                                           \
+        vf r;                                                                                      \
+        for (int i = 0; i < 4; i++) r.q[i] = (expr);                                               \
+        return r;                                                                                  \
+    } while (0)
 
+VEC_FN vec4 vec4_choose(vec4i mask, vec4 x, vec4 y) {
+    return (vec4)(((vec4i)x & mask) | ((vec4i)y & ~mask));
+}
 VEC_FN vf vset1(float x) {
-    VEC_LOOP(x);
+    VEC_QUADS(((vec4){x, x, x, x}));
 }
 VEC_FN vf vld(const float *p) {
-    VEC_LOOP(p[i]);
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
 }
 VEC_FN void vst(float *p, vf v) {
-    memcpy(p, v.f, sizeof v.f);
+    memcpy(p, &v, sizeof v);
 }
 VEC_FN vf vldh(const uint16_t *p) {
-    VEC_LOOP(mx_f16_to_f32(p[i]));
+    vf v;
+    for (int i = 0; i < 16; i++) v.f[i] = mx_f16_to_f32(p[i]);
+    return v;
 }
 VEC_FN void vsth(uint16_t *p, vf v) {
     for (int i = 0; i < 16; i++) p[i] = mx_f32_to_f16(v.f[i]);
 }
 VEC_FN vf vadd(vf a, vf b) {
-    VEC_LOOP(a.f[i] + b.f[i]);
+    VEC_QUADS(a.q[i] + b.q[i]);
 }
 VEC_FN vf vsub(vf a, vf b) {
-    VEC_LOOP(a.f[i] - b.f[i]);
+    VEC_QUADS(a.q[i] - b.q[i]);
 }
 VEC_FN vf vmul(vf a, vf b) {
-    VEC_LOOP(a.f[i] * b.f[i]);
+    VEC_QUADS(a.q[i] * b.q[i]);
 }
 VEC_FN vf vdiv(vf a, vf b) {
-    VEC_LOOP(a.f[i] / b.f[i]);
+    VEC_QUADS(a.q[i] / b.q[i]);
 }
 VEC_FN vf vfma(vf a, vf b, vf c) {
-    VEC_LOOP(__builtin_fmaf(a.f[i], b.f[i], c.f[i]));
+    for (int i = 0; i < 16; i++) c.f[i] = __builtin_fmaf(a.f[i], b.f[i], c.f[i]);
+    return c;
 }
 VEC_FN vf vmax(vf a, vf b) {
-    VEC_LOOP(a.f[i] > b.f[i] ? a.f[i] : b.f[i]);
+    VEC_QUADS(vec4_choose((vec4i)(a.q[i] > b.q[i]), a.q[i], b.q[i]));
 }
 VEC_FN vf vmin(vf a, vf b) {
-    VEC_LOOP(a.f[i] < b.f[i] ? a.f[i] : b.f[i]);
+    VEC_QUADS(vec4_choose((vec4i)(a.q[i] < b.q[i]), a.q[i], b.q[i]));
 }
 VEC_FN vf vsel_lt(vf a, vf b, vf x, vf y) {
-    VEC_LOOP(a.f[i] < b.f[i] ? x.f[i] : y.f[i]);
+    VEC_QUADS(vec4_choose((vec4i)(a.q[i] < b.q[i]), x.q[i], y.q[i]));
 }
 VEC_FN bool vany_eq(vf a, vf b) {
-    for (int i = 0; i < 16; i++) {
-        if (a.f[i] == b.f[i]) return true;
-    }
-    return false;
+    bool any = false;
+    for (int i = 0; i < 16; i++) any |= a.f[i] == b.f[i];
+    return any;
 }
 VEC_FN vf vexp2_of(vf t) {
-    VEC_LOOP(mx_f32_from_bits((mx_f32_bits(t.f[i]) << 23) + 0x3f800000u));
+    for (int i = 0; i < 16; i++) {
+        t.f[i] = mx_f32_from_bits((mx_f32_bits(t.f[i]) << 23) + 0x3f800000u);
+    }
+    return t;
 }
 VEC_FN vf vabs(vf a) {
-    VEC_LOOP(mx_f32_from_bits(mx_f32_bits(a.f[i]) & 0x7fffffffu));
+    for (int i = 0; i < 16; i++) a.f[i] = mx_f32_from_bits(mx_f32_bits(a.f[i]) & 0x7fffffffu);
+    return a;
 }
 VEC_FN vf vcopysign(vf a, vf b) {
-    VEC_LOOP(mx_f32_from_bits(mx_f32_bits(a.f[i]) | (mx_f32_bits(b.f[i]) & 0x80000000u)));
+    for (int i = 0; i < 16; i++) {
+        a.f[i] = mx_f32_from_bits(mx_f32_bits(a.f[i]) | (mx_f32_bits(b.f[i]) & 0x80000000u));
+    }
+    return a;
 }
 
 #endif
