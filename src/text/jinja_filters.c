@@ -41,7 +41,10 @@ static jval f_replace(jrt *r, jval self, const jargs *a) {
     const jstr *s = jinja_to_str(r, self), *old = jinja_to_str(r, a->v[0]);
     const jstr *new = jinja_to_str(r, a->v[1]);
     int64_t max = a->v[2].kind == JV_NONE ? -1 : int_arg(r, a->v[2], -1, "replace");
-    return jv_str(jinja_text_replace(r, s, old, new, max));
+    jstr *plain = JINJA_NEW(r, jstr); // the filter, unlike the method, loses the mark
+    *plain = *s;
+    plain->markup = false;
+    return jv_str(jinja_text_replace(r, plain, old, new, max));
 }
 
 static jval f_string(jrt *r, jval self, const jargs *a) {
@@ -118,15 +121,16 @@ static jval f_indent(jrt *r, jval self, const jargs *a) {
 }
 
 static jval f_truncate(jrt *r, jval self, const jargs *a) {
-    if (self.kind != JV_STR)
-        jinja_fail(r, MX_INVALID, "truncate needs text, got %s", jinja_type_name(self));
-    const jstr *s = self.u.s, *end = jinja_str_view(r, mx_str_of("..."), true);
+    const jstr *end = jinja_str_view(r, mx_str_of("..."), true);
     int64_t length = int_arg(r, a->v[0], 255, "truncate"), leeway = 5;
     if (jv_is_given(a->v[2])) end = jinja_to_str(r, a->v[2]);
     if (a->v[3].kind != JV_NONE) leeway = int_arg(r, a->v[3], 5, "truncate");
     if (length < (int64_t)end->n_chars || leeway < 0)
         jinja_fail(r, MX_INVALID, "truncate: length or leeway too small");
-    if ((int64_t)s->n_chars - leeway <= length) return self;
+    if (jinja_length(r, self) - leeway <= length) return self; // whatever has a length
+    if (self.kind != JV_STR)
+        jinja_fail(r, MX_INVALID, "truncate needs text, got %s", jinja_type_name(self));
+    const jstr *s = self.u.s;
     size_t keep = jinja_str_offset(s, (size_t)length - end->n_chars);
     const jstr *head = jinja_str_part(r, s, 0, keep);
     if (!flag_arg(a->v[1])) {

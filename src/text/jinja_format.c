@@ -259,8 +259,9 @@ const jstr *jinja_format_percent(jrt *r, const jstr *fmt, jval args) {
         at++;
         percent_one(&p, f, &at);
     }
-    bool tuple = args.kind == JV_LIST && args.u.l->form == JL_TUPLE;
-    size_t n = tuple ? args.u.l->n : args.kind == JV_DICT ? 0 : 1;
+    bool list = args.kind == JV_LIST, tuple = list && args.u.l->form == JL_TUPLE;
+    bool open = args.kind == JV_DICT || (list && args.u.l->form == JL_LIST);
+    size_t n = tuple ? args.u.l->n : open ? 0 : 1; // Python counts mappings and lists as all used
     if (p.next < n && !p.used_key)
         jinja_fail(r, MX_INVALID, "not all arguments converted during string formatting");
     return jinja_buf_take(r, p.out);

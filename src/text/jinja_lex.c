@@ -322,6 +322,7 @@ static void lex_tag(jlex *x, bool is_variable) {
 
 static void lex_comment(jlex *x) {
     size_t at = x->at, end;
+    if (at == x->src.n) return; // as in Jinja, where an opening at the very end goes unnoticed
     for (; at < x->src.n; at++) {
         if (match_close(x, at, "#}", true, &end)) {
             set_at(x, end);

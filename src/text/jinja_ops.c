@@ -39,6 +39,14 @@ static _Noreturn void overflow(jrt *r) {
     jinja_fail(r, MX_INVALID, "integer beyond 64 bits");
 }
 
+static jval float_power(jrt *r, double a, double b) {
+    if (a == 0 && b < 0) jinja_fail(r, MX_INVALID, "0 cannot be raised to a negative power");
+    if (a < 0 && b != floor(b)) jinja_fail(r, MX_UNSUPPORTED, "complex number from **");
+    double f = pow(a, b);
+    if (isinf(f) && isfinite(a) && isfinite(b)) jinja_fail(r, MX_INVALID, "result of ** too large");
+    return jv_float(f);
+}
+
 static int64_t int_power(jrt *r, int64_t base, int64_t exp) {
     int64_t v = 1;
     while (exp > 0) {
@@ -74,7 +82,7 @@ static jval int_binary(jrt *r, jop op, int64_t a, int64_t b) {
     case JO_SUB: over = __builtin_sub_overflow(a, b, &v); break;
     case JO_MUL: over = __builtin_mul_overflow(a, b, &v); break;
     case JO_POW:
-        if (b < 0) return jv_float(pow((double)a, (double)b));
+        if (b < 0) return float_power(r, (double)a, (double)b);
         v = a == 0 || a == 1 || a == -1 ? int_power(r, a, b > 1 ? 2 + (b & 1) : b)
                                         : int_power(r, a, b);
         break;
@@ -95,7 +103,7 @@ static jval float_binary(jrt *r, jop op, double a, double b) {
     case JO_DIV: return jv_float(a / b);
     case JO_FLOORDIV: return jv_float(floor(a / b));
     case JO_MOD: m = fmod(a, b); return jv_float(m != 0 && (m < 0) != (b < 0) ? m + b : m);
-    default: return jv_float(pow(a, b));
+    default: return float_power(r, a, b);
     }
 }
 
@@ -406,7 +414,8 @@ jval jinja_slice(jrt *r, jval v, jval from, jval to, jval step) {
     if (jv_is_given(step) && step.kind != JV_NONE && !jinja_as_int(step, &by))
         jinja_fail(r, MX_INVALID, "slice step must be an integer or None");
     if (by == 0) jinja_fail(r, MX_INVALID, "slice step cannot be zero");
-    if (!is_indexed(v)) return jinja_undef(r, jinja_type_name(v), mx_str_of("slice"));
+    if (!is_indexed(v))
+        jinja_fail(r, MX_INVALID, "'%s' object cannot be sliced", jinja_type_name(v));
     int64_t n = v.kind == JV_STR ? (int64_t)v.u.s->n_chars : (int64_t)v.u.l->n;
     int64_t lo = by < 0 ? -1 : 0, hi = by < 0 ? n - 1 : n;
     int64_t a = slice_bound(r, from, by < 0 ? n - 1 : 0, n, lo, hi);
@@ -415,8 +424,15 @@ jval jinja_slice(jrt *r, jval v, jval from, jval to, jval step) {
         if (by > 0 ? a >= b : a <= b) return jv_str(&jinja_empty);
         return slice_str(r, v.u.s, a, b, by);
     }
-    jlist *out = jinja_list_new(r, v.u.l->form == JL_TUPLE ? JL_TUPLE : JL_LIST, 0);
+    jform form = v.u.l->form == JL_GROUP ? JL_TUPLE : v.u.l->form;
+    jlist *out = jinja_list_new(r, form, 0);
     out->tainted = jinja_tainted(v);
+    if (form == JL_RANGE) { // for printing; unsigned, so that extremes wrap
+        uint64_t start = (uint64_t)v.u.l->start, unit = (uint64_t)v.u.l->step;
+        out->start = (int64_t)(start + (uint64_t)a * unit);
+        out->stop = (int64_t)(start + (uint64_t)b * unit);
+        out->step = (int64_t)(unit * (uint64_t)by);
+    }
     for (int64_t i = a; by > 0 ? i < b : i > b; i += by) {
         jinja_list_add(r, out, v.u.l->v[i]);
         if (passes_end(i, b, by)) break;

@@ -80,6 +80,7 @@ enum { INDEX_FROM = 9 };
 bool jinja_hashable(jval v) {
     if (v.kind == JV_DICT) return false;
     if (v.kind != JV_LIST) return true;
+    if (v.u.l->form == JL_GEN || v.u.l->form == JL_RANGE) return true; // by identity
     if (v.u.l->form != JL_TUPLE && v.u.l->form != JL_GROUP) return false;
     for (size_t i = 0; i < v.u.l->n; i++)
         if (!jinja_hashable(v.u.l->v[i])) return false;
@@ -105,6 +106,8 @@ uint32_t jinja_hash(jrt *r, jval v) {
         return hash_bytes(&f, sizeof f, 3);
     case JV_LIST:
         if (!jinja_hashable(v)) break;
+        if (v.u.l->form == JL_GEN || v.u.l->form == JL_RANGE)
+            return hash_bytes(&v.u.l, sizeof v.u.l, 4);
         for (size_t k = 0; k < v.u.l->n; k++) h = h * 31 + jinja_hash(r, v.u.l->v[k]);
         return h;
     case JV_DICT: break;
@@ -269,11 +272,14 @@ bool jinja_can_iterate(jval v) {
 
 static jiter iterate_str(jrt *r, const jstr *s) {
     jiter it = {.n = s->n_chars, .v = JINJA_ARRAY(r, jval, s->n_chars)};
+    jstr *plain = JINJA_NEW(r, jstr); // characters of marked text are not marked
     size_t at = 0;
+    *plain = *s;
+    plain->markup = false;
     for (size_t i = 0; i < it.n; i++) {
         size_t from = at;
         jinja_next_char(jinja_text(s), &at);
-        it.v[i] = jv_str(jinja_str_part(r, s, from, at));
+        it.v[i] = jv_str(jinja_str_part(r, plain, from, at));
     }
     jinja_charge(r, it.n / 2);
     return it;
