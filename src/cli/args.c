@@ -126,7 +126,7 @@ static mx_status set_value(cli_options *o, const cli_flag *f, const char *name, 
     case CLI_FLAG:
     case CLI_REFUSED: break;
     }
-    CHECK(!"a flag without a value");
+    CHECKF(false, "%s takes no value", name);
     return MX_INTERNAL;
 }
 

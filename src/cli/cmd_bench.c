@@ -190,7 +190,12 @@ static bool bench_prefill(bench *b, bench_row *row) {
     return ok;
 }
 
-static void time_decode(bench_row *row, const bench_seq *q) {
+static void time_one(bench_row *row, const bench_seq *q) {
+    for (int32_t k = 1; k < q->n_at; k++) push(&row->ms, (q->at[k] - q->at[k - 1]) * 1e3);
+    push(&row->tok_s, (q->timings.n_decoded - 1) / (q->timings.decode_ms * 1e-3));
+}
+
+static void time_several(bench_row *row, const bench_seq *q) {
     double from = 0, until = 0, n = 0;
     for (int32_t i = 0; i < row->seqs; i++) {
         double first = q[i].at[0], last = q[i].at[q[i].n_at - 1];
@@ -218,7 +223,8 @@ static bool bench_decode(bench *b, bench_row *row) {
         uint64_t hash = q->token_hash;
         ok = run_seqs(b, q, row->seqs);
         b->unstable |= ok && q->token_hash != hash;
-        if (ok) time_decode(row, q);
+        if (ok && row->seqs == 1) time_one(row, q);
+        if (ok && row->seqs > 1) time_several(row, q);
     }
     mlxcel_get_stats(b->s.engine, &b->after);
     close_seqs(q, row->seqs);
@@ -437,7 +443,8 @@ static int run_bench(bench *b) {
         print_json(b);
     else
         print_table(b);
-    return declined(b) && !o->allow_fallback ? CLI_EXIT_RUN : CLI_EXIT_OK;
+    if (!declined(b) || o->allow_fallback) return CLI_EXIT_OK;
+    return cli_fail(o, CLI_EXIT_RUN, "something was declined (see the result); --allow-fallback");
 }
 
 int cli_bench(const cli_options *o) {

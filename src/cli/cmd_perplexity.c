@@ -64,9 +64,9 @@ static void add_score(void *user, const mlxcel_token *t) {
 
 // ---- A text ----
 
-static int score_text(cli_session *s, const int32_t *ids, size_t n, const int32_t *front,
-                      size_t n_front, scores *x, mlxcel_error *err) {
-    size_t window = (size_t)s->info.ctx_size, room = window - n_front;
+static int score_text(cli_session *s, size_t window, const int32_t *ids, size_t n,
+                      const int32_t *front, size_t n_front, scores *x, mlxcel_error *err) {
+    size_t room = window - n_front;
     int32_t *w = mx_alloc(window * sizeof *w);
     if (n_front) memcpy(w, front, n_front * sizeof *w);
     double start = mx_now_s();
@@ -88,17 +88,17 @@ static int score_text(cli_session *s, const int32_t *ids, size_t n, const int32_
     return st;
 }
 
-static void print_result(const cli_options *o, const cli_session *s, const scores *x) {
+static void print_result(const cli_options *o, const cli_session *s, size_t window,
+                         const scores *x) {
     double n = (double)x->n, mean = x->sum / n, var = x->squares / n - mean * mean;
     double se = x->n > 1 ? sqrt(MX_MAX(var, 0) / (n - 1)) : 0, ppl = exp(mean);
     mx_buf b;
     mx_buf_init(&b, 0);
     if (o->json) {
-        json_t *j =
-            json_pack("{s:s, s:f, s:f, s:f, s:f, s:I, s:I, s:i, s:f}", "model", s->path, "mean_nll",
-                      mean, "nll_stderr", se, "perplexity", ppl, "stderr", ppl * se, "tokens",
-                      (json_int_t)x->n, "windows", (json_int_t)x->windows, "ctx_size",
-                      (int)s->info.ctx_size, "tok_s", n / x->seconds);
+        json_t *j = json_pack(
+            "{s:s, s:f, s:f, s:f, s:f, s:I, s:I, s:i, s:f}", "model", s->path, "mean_nll", mean,
+            "nll_stderr", se, "perplexity", ppl, "stderr", ppl * se, "tokens", (json_int_t)x->n,
+            "windows", (json_int_t)x->windows, "ctx_size", (int)window, "tok_s", n / x->seconds);
         char *text = json_dumps(j, JSON_COMPACT);
         mx_buf_printf(&b, "%s\n", text);
         free(text);
@@ -107,7 +107,7 @@ static void print_result(const cli_options *o, const cli_session *s, const score
         mx_buf_printf(&b,
                       "perplexity %.4f +/- %.4f (mean negative log-likelihood %.5f, %lld tokens in "
                       "%lld windows of %d, %.1f tok/s)\n",
-                      ppl, ppl * se, mean, (long long)x->n, (long long)x->windows, s->info.ctx_size,
+                      ppl, ppl * se, mean, (long long)x->n, (long long)x->windows, (int)window,
                       n / x->seconds);
     }
     cli_out(b.data, b.n);
@@ -120,6 +120,7 @@ static int failed(const cli_options *o, int st, const mlxcel_error *err) {
 }
 
 static int text_mode(const cli_options *o, cli_session *s, mx_str text) {
+    size_t window = (size_t)(o->ctx_size ? o->ctx_size : DEFAULT_WINDOW);
     int32_t *ids = NULL, *front = NULL;
     size_t n = 0, n_front = 0;
     mlxcel_error err = {0};
@@ -127,14 +128,14 @@ static int text_mode(const cli_options *o, cli_session *s, mx_str text) {
     int st = mlxcel_tokenize(s->engine, "", 0, true, false, &front, &n_front, &err);
     if (st == 0) st = mlxcel_tokenize(s->engine, text.p, text.n, false, false, &ids, &n, &err);
     int code = CLI_EXIT_OK;
-    if (st == 0 && n_front + 1 >= (size_t)s->info.ctx_size) {
-        code = cli_usage(o, "--ctx-size: a window of %d leaves no room", s->info.ctx_size);
+    if (st == 0 && (n_front + 1 >= window || window < 2)) {
+        code = cli_usage(o, "--ctx-size: a window of %zu leaves no room", window);
     } else if (st == 0 && n_front + n < 2) {
         code = cli_fail(o, CLI_EXIT_RUN, "%s: fewer than two tokens", o->file);
     } else {
-        if (st == 0) st = score_text(s, ids, n, front, n_front, &x, &err);
+        if (st == 0) st = score_text(s, window, ids, n, front, n_front, &x, &err);
         if (st == 0)
-            print_result(o, s, &x);
+            print_result(o, s, window, &x);
         else
             code = failed(o, st, &err);
     }
@@ -265,6 +266,8 @@ int cli_perplexity(const cli_options *o) {
     if (!o->model) return cli_usage(o, "expected a model: -m MODEL");
     if (!o->jsonl && !o->file) return cli_usage(o, "expected a text: -f FILE");
     if (!o->jsonl && o->logprobs) return cli_usage(o, "--logprobs needs --jsonl");
+    int64_t ctx = o->ctx_size || o->jsonl ? o->ctx_size : DEFAULT_WINDOW;
+    if (ctx > INT32_MAX / 2) return cli_usage(o, "--ctx-size: %lld is too much", (long long)ctx);
     mx_buf text;
     mx_err err = {0};
     mx_buf_init(&text, 0);
@@ -272,7 +275,7 @@ int cli_perplexity(const cli_options *o) {
         mx_buf_free(&text);
         return cli_fail(o, CLI_EXIT_RUN, "%s", err.msg);
     }
-    mlxcel_params p = {.ctx_size = o->ctx_size || o->jsonl ? o->ctx_size : DEFAULT_WINDOW};
+    mlxcel_params p = {.ctx_size = (int32_t)((ctx + 255) / 256 * 256)}; // room for a window
     cli_session s;
     int code = cli_session_open(&s, o, o->model, p, false);
     bool before = cli_signals_defer(true);

@@ -106,9 +106,10 @@ static void answer(chat *c) {
     int st = c->s.info.has_template ? template_ids(c, &p, &err) : fallback_ids(c, &p, &err);
     if (st == 0) st = request_reply(c, &p, &r, &err);
     if (st == 0) cli_outs("\n");
-    bool interrupted = cli_interrupted();
-    if (interrupted && !cli_terminated()) cli_note("(interrupted)");
-    cli_interrupt_clear();
+    if (cli_interrupted()) { // cleared only where it was acted upon: the next one may be there
+        if (!cli_terminated()) cli_note("(interrupted)");
+        cli_interrupt_clear();
+    }
     if (st == 0) {
         add_message(c, "assistant", (mx_str){r.text.data, r.text.n});
         say_speed(c, &r.timings);
@@ -194,7 +195,7 @@ static int chat_loop(chat *c) {
         if (cli_terminated() || (got == CLI_LINE_INTERRUPTED && !terminal)) {
             return CLI_EXIT_INTERRUPTED;
         }
-        cli_interrupt_clear();
+        if (got == CLI_LINE_INTERRUPTED) cli_interrupt_clear();
         if (got == CLI_LINE_INTERRUPTED && armed) {
             cli_note("Bye!");
             return CLI_EXIT_OK;

@@ -1,0 +1,679 @@
+// The program as a user meets it: exit codes, what goes to which stream, chats through pipes and on
+// a terminal, signals, the store, broken models. Runs the built program on tiny models; a forced
+// token (--logit-bias ID=100) makes its text known.
+#include "base/mem.h"
+#include "support/tiny_model.h"
+
+#include <fcntl.h>
+#include <jansson.h>
+#include <poll.h>
+#include <pty.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/wait.h>
+// cmocka.h needs setjmp.h and stdarg.h
+#include <cmocka.h>
+
+enum { LIMIT_S = 20, MAX_ARGS = 40 };
+
+static char *dir, *model, *chat_model, *store;
+
+static const char chat_template[] =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+static int set_up(void **state) {
+    (void)state;
+    dir = ckpt_temp_dir();
+    model = mx_path_join(dir, "tiny.gguf");
+    chat_model = mx_path_join(dir, "chat.gguf");
+    store = mx_path_join(dir, "store");
+    tiny_write(model, &(tiny_opts){.max_ctx = 65536});
+    tiny_write(chat_model, &(tiny_opts){.max_ctx = 65536, .chat_template = chat_template});
+    setenv("HOME", dir, 1);
+    setenv("MLXCEL_DEVICE", "cpu", 1);
+    setenv("MLXCEL_THREADS", "1", 1);
+    setenv("TERM", "xterm", 1);
+    static const char *const unset[] = {
+        "MLXCEL_LOG",   "MLXCEL_MODELS_DIR",   "MLXCEL_CACHE_DIR",       "HF_HOME",
+        "HF_HUB_CACHE", "MLXCEL_PROFILE_TTFT", "MLXCEL_PRINT_TOKEN_IDS", "MLXCEL_MEMORY_LIMIT"};
+    for (size_t i = 0; i < MX_COUNT(unset); i++) unsetenv(unset[i]);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    mx_free(model);
+    mx_free(chat_model);
+    mx_free(store);
+    ckpt_remove_dir(dir);
+    return 0;
+}
+
+// ---- Running the program ----
+
+typedef struct process {
+    pid_t pid;
+    int in, out, err; // our ends; -1
+    char out_text[1 << 17], err_text[1 << 15];
+    size_t n_out, n_err;
+    int code; // exit code, or 1000 + signal
+} process;
+
+static char *argv[MAX_ARGS];
+static const char *run_into; // standard output is this file instead of a pipe
+
+// printf-like words; %s is one word whatever it holds.
+static void set_args(const char *fmt, va_list ap) {
+    static char words[MAX_ARGS][1024];
+    int n = 0;
+    snprintf(words[n], sizeof words[n], "%s", MX_TEST_PROGRAM);
+    argv[n] = words[n], n++;
+    for (const char *p = fmt; *p;) {
+        size_t len = strcspn(p, " ");
+        if (len == 2 && p[0] == '%' && p[1] == 's') {
+            snprintf(words[n], sizeof words[n], "%s", va_arg(ap, const char *));
+        } else {
+            snprintf(words[n], sizeof words[n], "%.*s", (int)len, p);
+        }
+        argv[n] = words[n], n++;
+        p += len;
+        p += strspn(p, " ");
+    }
+    argv[n] = NULL;
+}
+
+static void child_streams(const int in[2], const int out[2], const int err[2]) {
+    dup2(in[0], 0);
+    dup2(run_into ? open(run_into, O_WRONLY) : out[1], 1);
+    dup2(err[1], 2);
+    for (int fd = 3; fd < 64; fd++) close(fd);
+}
+
+// Starts it with three pipes.
+static void start(process *p, const char *fmt, ...) {
+    int in[2], out[2], err[2];
+    va_list ap;
+    va_start(ap, fmt);
+    set_args(fmt, ap);
+    va_end(ap);
+    *p = (process){0};
+    assert_int_equal(pipe(in) | pipe(out) | pipe(err), 0);
+    p->pid = fork();
+    if (p->pid == 0) {
+        child_streams(in, out, err);
+        execv(argv[0], argv);
+        _exit(127);
+    }
+    close(in[0]), close(out[1]), close(err[1]);
+    p->in = in[1], p->out = out[0], p->err = err[0];
+}
+
+static void take(int *fd, char *text, size_t cap, size_t *n) {
+    char sink[4096];
+    bool room = *n + 1 < cap;
+    ssize_t k = read(*fd, room ? text + *n : sink, room ? cap - *n - 1 : sizeof sink);
+    if (k <= 0) {
+        close(*fd);
+        *fd = -1;
+    } else if (room) {
+        *n += (size_t)k;
+    }
+}
+
+// Reads until `text` (NULL: the end) was seen on standard output or error. False after LIMIT_S.
+static bool read_until(process *p, const char *text) {
+    double end = mx_now_s() + LIMIT_S;
+    while (p->out >= 0 || p->err >= 0) {
+        if (text && (strstr(p->out_text, text) || strstr(p->err_text, text))) return true;
+        struct pollfd f[2] = {{p->out, POLLIN, 0}, {p->err, POLLIN, 0}};
+        if (mx_now_s() > end) return false;
+        poll(f, 2, 100);
+        if (f[0].revents) take(&p->out, p->out_text, sizeof p->out_text, &p->n_out);
+        if (f[1].revents) take(&p->err, p->err_text, sizeof p->err_text, &p->n_err);
+    }
+    return !text || strstr(p->out_text, text) || strstr(p->err_text, text);
+}
+
+static void say(process *p, const char *text) {
+    assert_int_equal(write(p->in, text, strlen(text)), strlen(text));
+}
+
+static void close_input(process *p) {
+    if (p->in >= 0) close(p->in);
+    p->in = -1;
+}
+
+// Reads the rest and the exit code; a process that does not end is killed and is a failure.
+static void finish(process *p) {
+    bool ended = read_until(p, NULL);
+    if (!ended) kill(p->pid, SIGKILL);
+    int status = 0;
+    waitpid(p->pid, &status, 0);
+    p->code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    close_input(p);
+    if (p->out >= 0) close(p->out);
+    if (p->err >= 0) close(p->err);
+    if (!ended) fail_msg("%s did not end: %s", argv[1], p->err_text);
+}
+
+// Runs it with empty standard input.
+static void run(process *p, const char *fmt, ...) {
+    char line[512];
+    va_list ap;
+    snprintf(line, sizeof line, "%s", fmt);
+    va_start(ap, fmt);
+    const char *a[8];
+    size_t n = 0;
+    for (const char *s = strstr(fmt, "%s"); s; s = strstr(s + 2, "%s"))
+        a[n++] = va_arg(ap, const char *);
+    va_end(ap);
+    while (n < 8) a[n++] = "";
+    start(p, line, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
+    close_input(p);
+    finish(p);
+}
+
+static void expect(const process *p, int code, const char *out, const char *in_err) {
+    if (p->code != code) fail_msg("exit code %d, expected %d: %s", p->code, code, p->err_text);
+    if (out) assert_string_equal(p->out_text, out);
+    if (in_err && !strstr(p->err_text, in_err)) fail_msg("no \"%s\" in: %s", in_err, p->err_text);
+}
+
+static process p;
+#define FORCE_A "--logit-bias 65=100 --ignore-eos" // ids of the tiny model are bytes
+#define FORCED  "AAAAAAAA"                         // eight of them
+
+// ---- Exit codes and streams ----
+
+static void usage_is_2_and_names_things(void **state) {
+    (void)state;
+    run(&p, "");
+    expect(&p, 2, "", "Usage");
+    run(&p, "serve");
+    expect(&p, 2, "", "generate");
+    run(&p, "generate -m %s -p x --nonsense", model);
+    expect(&p, 2, "", "--nonsense");
+    run(&p, "generate -m %s -p x --image a.png", model);
+    expect(&p, 2, "", "--image");
+    run(&p, "generate -m %s -p x --top-p 2", model);
+    expect(&p, 2, "", "--top-p");
+    run(&p, "generate -m %s -p x --kv-type q4_0", model);
+    expect(&p, 2, "", "f16|f32");
+    run(&p, "generate -m %s", model);
+    expect(&p, 2, "", "-p TEXT");
+    run(&p, "generate -p x");
+    expect(&p, 2, "", "-m MODEL");
+    run(&p, "generate -m %s -p x --logit-bias 99999=1", model);
+    expect(&p, 2, "", "99999");
+    run(&p, "generate -m %s -p %s", model, "\xff\xfe");
+    expect(&p, 2, "", "UTF-8");
+    run(&p, "arch nonsense");
+    expect(&p, 2, "", "llama");
+}
+
+static void help_is_on_standard_output(void **state) {
+    (void)state;
+    static const char *const how[] = {"--help",     "-h",        "help",       "generate --help",
+                                      "help bench", "--version", "--help-env", "--help-markdown"};
+    for (size_t i = 0; i < MX_COUNT(how); i++) {
+        run(&p, how[i]);
+        expect(&p, 0, NULL, NULL);
+        assert_true(p.n_out > 8 && p.n_err == 0);
+    }
+}
+
+static void loading_errors_are_3(void **state) {
+    (void)state;
+    run(&p, "generate -m /nonexistent/model -p x");
+    expect(&p, 3, "", "/nonexistent/model");
+    run(&p, "run no-such-model -p x");
+    expect(&p, 3, "", "no-such-model");
+    char *broken = mx_path_join(dir, "broken.gguf"), *text;
+    size_t n;
+    mx_err err = {0};
+    assert_int_equal(mx_read_file(model, 1 << 26, &text, &n, &err), MX_OK);
+    ckpt_write_file(broken, text, n - 1);
+    static const char *const commands[] = {"generate -p x -m %s", "inspect -m %s", "run -p x %s",
+                                           "bench -m %s"};
+    for (size_t i = 0; i < MX_COUNT(commands); i++) {
+        run(&p, commands[i], broken);
+        expect(&p, 3, "", "broken.gguf");
+    }
+    ckpt_write_file(broken, text, 100);
+    run(&p, "tokenize -m %s", broken);
+    expect(&p, 3, "", "broken.gguf");
+    ckpt_write_file(broken, "not a model at all", 18);
+    run(&p, "inspect -m %s", broken);
+    expect(&p, 3, "", "broken.gguf");
+    setenv("MLXCEL_MEMORY_LIMIT", "4K", 1);
+    run(&p, "generate -m %s -p x -n 1", model);
+    expect(&p, 3, "", "DOES NOT FIT");
+    run(&p, "generate -m %s -p x -n 1 --force", model);
+    expect(&p, 0, NULL, NULL);
+    unsetenv("MLXCEL_MEMORY_LIMIT");
+    mx_free(text);
+    mx_free(broken);
+}
+
+static void the_text_is_all_of_standard_output(void **state) {
+    (void)state;
+    run(&p, "generate -m %s -p x -n 8 " FORCE_A, model);
+    expect(&p, 0, FORCED, "Model loaded in ");
+    static const char *const lines[] = {"Runtime device: ", "Loading model from ", "(resident: ",
+                                        "Command buffers: ", "Memory estimate vs actual: "};
+    for (size_t i = 0; i < MX_COUNT(lines); i++) assert_non_null(strstr(p.err_text, lines[i]));
+    assert_null(strchr(p.err_text, '\033'));
+    assert_null(strchr(p.err_text, '\r'));
+    assert_null(strstr(p.err_text, "Max tokens"));
+    run(&p, "generate -m %s -p x -n 8 -q " FORCE_A, model);
+    expect(&p, 0, FORCED, NULL);
+    assert_string_equal(p.err_text, "");
+    run(&p, "generate -m %s -p x --ctx-size 16 " FORCE_A, model);
+    expect(&p, 0, NULL, "Max tokens: unlimited (-1) -> 15 (model context window 16, prompt 1)");
+    assert_int_equal(p.n_out, 15);
+    run(&p, "generate -m %s -p x -n 2 --profile", model);
+    expect(&p, 0, NULL, "[TTFT] prompt=1 tok setup=");
+}
+
+static void output_that_nobody_reads(void **state) {
+    (void)state;
+    start(&p, "generate -m %s -p x -q -n -1 --ctx-size 60000 " FORCE_A, model);
+    close(p.out); // the reader left
+    p.out = -1;
+    finish(&p);
+    expect(&p, 0, NULL, NULL);
+    assert_string_equal(p.err_text, "");
+    run_into = "/dev/full"; // a device without room: not quiet
+    run(&p, "--help");
+    run_into = NULL;
+    expect(&p, 1, "", "standard output: ");
+}
+
+// ---- JSON ----
+
+static void json_of_generate(void **state) {
+    (void)state;
+    run(&p, "generate -m %s -p ab -n 3 --json -q --seed 5 --stop %s", chat_model, "never there");
+    expect(&p, 0, NULL, NULL);
+    json_error_t e;
+    json_t *j = json_loads(p.out_text, 0, &e);
+    assert_non_null(j);
+    assert_true(json_is_string(json_object_get(j, "text")));
+    assert_int_equal(json_array_size(json_object_get(j, "ids")), 3);
+    // <|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n: 3 marks and 18 bytes
+    json_t *prompt = json_object_get(j, "prompt_ids");
+    assert_int_equal(json_array_size(prompt), 3 + 4 + 1 + 2 + 1 + 9 + 1);
+    assert_int_equal(json_integer_value(json_array_get(prompt, 0)), TINY_IM_START);
+    assert_string_equal(json_string_value(json_object_get(j, "finish_reason")), "length");
+    static const char *const keys[] = {"cache_n",
+                                       "prompt_n",
+                                       "prompt_ms",
+                                       "prompt_per_token_ms",
+                                       "prompt_per_second",
+                                       "predicted_n",
+                                       "predicted_ms",
+                                       "predicted_per_token_ms",
+                                       "predicted_per_second"};
+    json_t *t = json_object_get(j, "timings");
+    for (size_t i = 0; i < MX_COUNT(keys); i++)
+        assert_true(json_is_number(json_object_get(t, keys[i])));
+    assert_int_equal(json_integer_value(json_object_get(t, "predicted_n")), 3);
+    json_decref(j);
+    run(&p, "generate -m %s -p ab -n 3 --json -q --no-chat-template", chat_model);
+    j = json_loads(p.out_text, 0, NULL);
+    assert_int_equal(json_array_size(json_object_get(j, "prompt_ids")), 2);
+    json_decref(j);
+}
+
+static void json_of_inspect_and_estimate(void **state) {
+    (void)state;
+    run(&p, "inspect -m %s --json", model);
+    expect(&p, 0, NULL, NULL);
+    json_t *j = json_loads(p.out_text, 0, NULL);
+    assert_non_null(j);
+    json_t *memory = json_object_get(j, "memory"), *config = json_object_get(j, "config");
+    assert_string_equal(json_string_value(json_object_get(j, "family")), "llama");
+    assert_int_equal(json_integer_value(json_object_get(config, "d_model")), 64);
+    // 2 layers, keys and values, 2 heads of 16, 2 bytes, 8192 positions
+    assert_int_equal(json_integer_value(json_object_get(memory, "kv_bytes_total")),
+                     2 * 2 * 2 * 16 * 2 * 8192);
+    static const char *const keys[] = {
+        "weights_bytes",  "activation_bytes", "backend_inflight_bytes",
+        "headroom_bytes", "total_bytes",      "budget_bytes"};
+    for (size_t i = 0; i < MX_COUNT(keys); i++) {
+        assert_true(json_is_integer(json_object_get(memory, keys[i])));
+    }
+    json_decref(j);
+    run(&p, "generate -m %s --estimate-memory", model);
+    expect(&p, 0, NULL, NULL);
+    assert_non_null(strstr(p.out_text, "=== Memory Estimate ==="));
+    assert_non_null(strstr(p.out_text, "FITS: "));
+}
+
+static void json_of_bench(void **state) {
+    (void)state;
+    run(&p, "bench -m %s -p 16 -n 300 -r 2 -d 8 -o json", model);
+    expect(&p, 0, NULL, NULL);
+    json_t *j = json_loads(p.out_text, 0, NULL), *rows = json_object_get(j, "rows");
+    assert_int_equal(json_array_size(rows), 2);
+    assert_int_equal(json_array_size(json_object_get(json_array_get(rows, 1), "tok_s")), 2);
+    assert_true(json_is_number(json_object_get(j, "read_gb_s")));
+    assert_int_equal(strlen(json_string_value(json_object_get(j, "token_hash"))), 16);
+    assert_int_equal(json_array_size(json_object_get(j, "fallbacks")), 0);
+    assert_true(json_number_value(json_object_get(j, "buffers_per_token")) >= 1);
+    char *first = mx_strdup(json_string_value(json_object_get(j, "logit_hash")));
+    json_decref(j);
+    run(&p, "bench -m %s -p 0 -n 300 -r 1 -d 8 -b 3 -o json", model);
+    expect(&p, 0, NULL, NULL);
+    j = json_loads(p.out_text, 0, NULL);
+    assert_int_equal(json_array_size(json_object_get(j, "rows")), 1);
+    assert_string_equal(json_string_value(json_object_get(j, "logit_hash")), first);
+    mx_free(first);
+    json_decref(j);
+}
+
+// ---- JSON lines ----
+
+static void pipe_through(const char *input, const char *fmt, const char *arg) {
+    start(&p, fmt, arg);
+    say(&p, input);
+    close_input(&p);
+    finish(&p);
+}
+
+static void tokenize_lines(void **state) {
+    (void)state;
+    pipe_through("{\"text\":\"ab\"}\n{\"text\":\"<|im_end|>\"}\n"
+                 "{\"text\":\"<|im_end|>\",\"parse_special\":false}",
+                 "tokenize -m %s", model);
+    expect(&p, 0, NULL, NULL);
+    assert_non_null(strstr(p.out_text, "{\"ids\":[97,98]}\n{\"ids\":[258]}\n{\"ids\":[60,"));
+    pipe_through("{\"ids\":[97,258,98]}\n", "tokenize --decode -m %s", model);
+    expect(&p, 0, "{\"text\":\"a<|im_end|>b\"}\n", NULL);
+    pipe_through("nonsense\n{\"text\":1}\n{\"text\":\"a\"}\n", "tokenize -m %s", model);
+    expect(&p, 1, NULL, "2 lines");
+    assert_non_null(strstr(p.out_text, "{\"ids\":[97]}\n"));
+    assert_non_null(strstr(p.out_text, "{\"error\":"));
+}
+
+static void template_lines(void **state) {
+    (void)state;
+    pipe_through("{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}\n", "template -m %s",
+                 chat_model);
+    expect(&p, 0, "{\"prompt\":\"<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n\"}\n",
+           NULL);
+    pipe_through(
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+        "\"template\":\"{{ bos_token }}{{ messages[0].content }}\",\"bos_token\":\"<s>\"}\n"
+        "{\"messages\":[],\"template\":\"{{ raise_exception('no') }}\"}\n",
+        "%s", "template");
+    expect(&p, 0, NULL, NULL);
+    assert_non_null(strstr(p.out_text, "{\"prompt\":\"<s>hi\"}\n{\"error\":"));
+}
+
+static void perplexity_lines_and_text(void **state) {
+    (void)state;
+    pipe_through("{\"ids\":[97,98,99]}\n{\"ids\":[5]}\n", "perplexity -m %s --jsonl --logprobs 2",
+                 model);
+    expect(&p, 0, NULL, NULL);
+    json_t *j = json_loads(p.out_text, JSON_DISABLE_EOF_CHECK, NULL);
+    json_t *lp = json_object_get(j, "logprobs"), *top = json_object_get(j, "top");
+    assert_int_equal(json_array_size(lp), 3);
+    assert_true(json_is_null(json_array_get(lp, 0)));
+    assert_true(json_number_value(json_array_get(lp, 2)) < 0);
+    assert_int_equal(json_array_size(json_array_get(top, 1)), 2);
+    json_decref(j);
+    assert_non_null(strstr(p.out_text, "\n{\"ids\":[5],\"logprobs\":[null],\"top\":[null]}\n"));
+    char *file = mx_path_join(dir, "text.txt");
+    ckpt_write_file(file, "abcdefghij", 10);
+    run(&p, "perplexity -m %s -f %s --ctx-size 4 --json", model, file);
+    expect(&p, 0, NULL, NULL);
+    j = json_loads(p.out_text, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(j, "tokens")), 3 + 3 + 1);
+    assert_int_equal(json_integer_value(json_object_get(j, "windows")), 3);
+    assert_true(json_number_value(json_object_get(j, "perplexity")) > 1);
+    json_decref(j);
+    mx_free(file);
+}
+
+// ---- Never a chat where a prompt was given ----
+
+static void one_answer_whatever_standard_input_is(void **state) {
+    (void)state;
+    static const char *const how[] = {"generate -q -m %s -p x -n 8 " FORCE_A,
+                                      "run %s -p x -n 8 " FORCE_A};
+    for (size_t i = 0; i < MX_COUNT(how); i++) {
+        run(&p, how[i], model); // at its end
+        expect(&p, 0, FORCED, NULL);
+        pipe_through("more\nlines\n", how[i], model); // with lines that nobody asked for
+        expect(&p, 0, FORCED, NULL);
+        start(&p, how[i], model); // open, silent
+        finish(&p);
+        expect(&p, 0, FORCED, NULL);
+        assert_null(strchr(p.err_text, '\033'));
+    }
+}
+
+static void a_chat_ends_with_its_input(void **state) {
+    (void)state;
+    run(&p, "run %s -n 8", chat_model);
+    expect(&p, 0, "", "Bye!");
+    pipe_through("hello\n", "run %s -n 8 " FORCE_A, chat_model);
+    expect(&p, 0, FORCED "\n", "Bye!");
+    pipe_through("no newline", "run %s -n 8 " FORCE_A, chat_model);
+    expect(&p, 0, FORCED "\n", NULL);
+}
+
+static void chat_commands(void **state) {
+    (void)state;
+    pipe_through("/foo\n/?\n\n   \n/clear\n/bye\nnot read\n", "run %s -n 8 " FORCE_A, chat_model);
+    expect(&p, 0, "", "Unknown command: /foo. Type /? for the list of commands.");
+    assert_non_null(strstr(p.err_text, "/bye"));
+    assert_non_null(strstr(p.err_text, "Conversation cleared."));
+    assert_non_null(strstr(p.err_text, "Bye!"));
+    assert_null(strstr(p.err_text, ">>>"));
+    assert_null(strstr(p.err_text, "no chat template"));
+}
+
+// Ids that the program says it was given, of its k-th request.
+static size_t count_prompt_ids(int k) {
+    const char *at = p.err_text;
+    for (int i = 0; i <= k; i++) {
+        at = strstr(at, "prompt ids:");
+        assert_non_null(at);
+        at += strlen("prompt ids:");
+    }
+    size_t n = 0;
+    for (; *at && *at != '\n'; at++) n += *at == ' ';
+    return n;
+}
+
+static void conversations_grow_and_clear(void **state) {
+    (void)state;
+    setenv("MLXCEL_PRINT_TOKEN_IDS", "1", 1);
+    pipe_through("ab\n\"\"\"a\nb\"\"\"\n/clear\nab\n", "run %s -n 3 " FORCE_A, chat_model);
+    unsetenv("MLXCEL_PRINT_TOKEN_IDS");
+    expect(&p, 0, NULL, NULL);
+    size_t one = 1 + 5 + 2 + 1 + 1, head = 1 + 10; // user turn of two bytes; assistant's heading
+    assert_int_equal(count_prompt_ids(0), one + head);
+    // user, assistant with three bytes, user with three bytes (a, newline, b)
+    assert_int_equal(count_prompt_ids(1), one + head + 3 + 1 + 1 + one + 1 + head);
+    assert_int_equal(count_prompt_ids(2), one + head);
+}
+
+static void a_model_without_template_chats_all_the_same(void **state) {
+    (void)state;
+    setenv("MLXCEL_PRINT_TOKEN_IDS", "1", 1);
+    pipe_through("<|im_end|>\n", "run %s -n 8 " FORCE_A, model);
+    unsetenv("MLXCEL_PRINT_TOKEN_IDS");
+    expect(&p, 0, NULL, "no chat template");
+    // what was typed is text, not a control token: "User: <|im_end|>\nAssistant:"
+    assert_int_equal(count_prompt_ids(0), strlen("User: <|im_end|>\nAssistant:"));
+    run(&p, "run %s -p x --system be-brief", model);
+    expect(&p, 2, "", "--system");
+}
+
+static void seeds_and_stops_on_the_command_line(void **state) {
+    (void)state;
+    run(&p, "generate -q -m %s -p x -n 24 -t 1.5 --seed 42", model);
+    char *first = mx_strdup(p.out_text);
+    run(&p, "generate -q -m %s -p x -n 24 -t 1.5 --seed 42", model);
+    expect(&p, 0, first, NULL);
+    run(&p, "generate -q -m %s -p x -n 24 -t 1.5 --seed 43", model);
+    assert_string_not_equal(p.out_text, first);
+    mx_free(first);
+    run(&p, "generate -q -m %s -p x --stop AA " FORCE_A, model);
+    expect(&p, 0, "", NULL);
+}
+
+// ---- Signals ----
+
+static void ctrl_c_ends_a_generation_with_130(void **state) {
+    (void)state;
+    for (int s = 0; s < 2; s++) {
+        start(&p, "generate -q -m %s -p x --ctx-size 60000 " FORCE_A, model);
+        assert_true(read_until(&p, "AA"));
+        kill(p.pid, s ? SIGTERM : SIGINT);
+        finish(&p);
+        assert_int_equal(p.code, 130);
+        assert_true(p.n_out >= 2 && strspn(p.out_text, "A") == p.n_out);
+    }
+}
+
+static void ctrl_c_stops_the_reply_not_the_chat(void **state) {
+    (void)state;
+    start(&p, "run %s --ctx-size 60000 " FORCE_A, chat_model);
+    say(&p, "hello\n");
+    assert_true(read_until(&p, "AA"));
+    kill(p.pid, SIGINT);
+    assert_true(read_until(&p, "(interrupted)"));
+    say(&p, "/bye\n");
+    finish(&p);
+    expect(&p, 0, NULL, "Bye!");
+    start(&p, "run %s -n 4 " FORCE_A, chat_model); // while it waits for a line
+    say(&p, "/clear\n");
+    assert_true(read_until(&p, "cleared"));
+    kill(p.pid, SIGINT);
+    finish(&p);
+    assert_int_equal(p.code, 130);
+}
+
+// ---- On a terminal ----
+
+static void start_on_terminal(const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    set_args(fmt, ap);
+    va_end(ap);
+    p = (process){.err = -1};
+    int fd;
+    p.pid = forkpty(&fd, NULL, NULL, NULL);
+    if (p.pid == 0) {
+        execv(argv[0], argv);
+        _exit(127);
+    }
+    p.out = fd;
+    p.in = dup(fd);
+}
+
+static void a_chat_on_a_terminal(void **state) {
+    (void)state;
+    start_on_terminal("run %s -n 8 " FORCE_A, chat_model);
+    assert_true(read_until(&p, ">>> "));
+    say(&p, "/fooX\x7f\r"); // edited: the last letter is taken back
+    assert_true(read_until(&p, "Unknown command: /foo. "));
+    say(&p, "\"\"\"one\r");
+    assert_true(read_until(&p, "... "));
+    say(&p, "two\"\"\"\r");
+    assert_true(read_until(&p, FORCED));
+    say(&p, "half a line\x03"); // Ctrl-C: gone
+    assert_true(read_until(&p, "leaves)"));
+    say(&p, "\x04"); // Ctrl-D
+    finish(&p);
+    expect(&p, 0, NULL, NULL);
+    assert_non_null(strstr(p.out_text, "Bye!"));
+}
+
+static void two_ctrl_c_leave(void **state) {
+    (void)state;
+    start_on_terminal("run %s -n 8", chat_model);
+    assert_true(read_until(&p, ">>> "));
+    say(&p, "\x03");
+    assert_true(read_until(&p, "leaves)"));
+    say(&p, "\x03");
+    finish(&p);
+    expect(&p, 0, NULL, NULL);
+    assert_non_null(strstr(p.out_text, "Bye!"));
+    start_on_terminal("run %s -p x -n 8 " FORCE_A, chat_model); // a prompt: no chat here either
+    finish(&p);
+    expect(&p, 0, NULL, NULL);
+    assert_null(strstr(p.out_text, ">>>"));
+    assert_non_null(strstr(p.out_text, FORCED));
+}
+
+// ---- The store ----
+
+static void list_and_remove(void **state) {
+    (void)state;
+    char *folder = mx_path_join(store, "some/one"), *file = mx_path_join(folder, "m.gguf");
+    mx_err err = {0};
+    assert_int_equal(mx_mkdirs(folder, &err), MX_OK);
+    tiny_write(file, &(tiny_opts){0});
+    run(&p, "list --models-dir %s --json", store);
+    expect(&p, 0, NULL, NULL);
+    json_t *j = json_loads(p.out_text, 0, NULL), *e = json_array_get(j, 0);
+    assert_int_equal(json_array_size(j), 1);
+    assert_string_equal(json_string_value(json_object_get(e, "repo_id")), "some/one");
+    assert_true(json_integer_value(json_object_get(e, "size_bytes")) > 1000);
+    assert_non_null(json_string_value(json_object_get(e, "path")));
+    assert_true(json_is_integer(json_object_get(e, "modified")));
+    json_decref(j);
+    run(&p, "ls -q --models-dir %s", store);
+    expect(&p, 0, "some/one\n", NULL);
+    run(&p, "run some/one --models-dir %s -p x -n 2", store);
+    expect(&p, 0, NULL, NULL);
+    run(&p, "rm some/one --models-dir %s", store);
+    expect(&p, 2, "", "--yes");
+    assert_true(mx_path_exists(file));
+    run(&p, "rm some/other -y --models-dir %s", store);
+    expect(&p, 1, "", "some/other");
+    run(&p, "rm some/one -y --models-dir %s", store);
+    expect(&p, 0, "", "Removed some/one");
+    assert_false(mx_path_exists(file));
+    run(&p, "list --models-dir %s --json", store);
+    expect(&p, 0, "[]\n", NULL);
+    mx_free(folder);
+    mx_free(file);
+}
+
+int main(void) {
+    signal(SIGPIPE, SIG_IGN);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(usage_is_2_and_names_things),
+        cmocka_unit_test(help_is_on_standard_output),
+        cmocka_unit_test(loading_errors_are_3),
+        cmocka_unit_test(the_text_is_all_of_standard_output),
+        cmocka_unit_test(output_that_nobody_reads),
+        cmocka_unit_test(json_of_generate),
+        cmocka_unit_test(json_of_inspect_and_estimate),
+        cmocka_unit_test(json_of_bench),
+        cmocka_unit_test(tokenize_lines),
+        cmocka_unit_test(template_lines),
+        cmocka_unit_test(perplexity_lines_and_text),
+        cmocka_unit_test(one_answer_whatever_standard_input_is),
+        cmocka_unit_test(a_chat_ends_with_its_input),
+        cmocka_unit_test(chat_commands),
+        cmocka_unit_test(conversations_grow_and_clear),
+        cmocka_unit_test(a_model_without_template_chats_all_the_same),
+        cmocka_unit_test(seeds_and_stops_on_the_command_line),
+        cmocka_unit_test(ctrl_c_ends_a_generation_with_130),
+        cmocka_unit_test(ctrl_c_stops_the_reply_not_the_chat),
+        cmocka_unit_test(a_chat_on_a_terminal),
+        cmocka_unit_test(two_ctrl_c_leave),
+        cmocka_unit_test(list_and_remove),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
