@@ -17,30 +17,34 @@ const cli_command cli_commands[CLI_COMMANDS] = {
         "MODEL defaults to HuggingFaceTB/SmolLM2-135M-Instruct."},
     [CLI_GENERATE] = {"generate", "gen", NULL, false, cli_generate,
         "generate text from a prompt",
-        "The text goes to standard output, everything else to standard error. With a chat template\n"
-        "in the model the prompt is one user message, else it is continued."},
+        "The text goes to standard output, everything else to standard error. With a chat\n"
+        "template in the model the prompt is one user message, else it is continued."},
     [CLI_INSPECT] = {"inspect", NULL, NULL, false, cli_inspect,
         "what is in a model, and what it will need", NULL},
-    [CLI_LIST] = {"list", "ls", NULL, false, cli_list, "models in the store", NULL},
-    [CLI_RM] = {"rm", NULL, "REPO", true, cli_rm, "remove a model from the store", NULL},
+    [CLI_LIST] = {"list", "ls", NULL, false, cli_list,
+        "models in the store", NULL},
+    [CLI_RM] = {"rm", NULL, "REPO", true, cli_rm,
+        "remove a model from the store", NULL},
     [CLI_ARCH] = {"arch", "supported", "FAMILY", false, cli_arch,
         "supported families, or the layers of one", NULL},
     [CLI_TOKENIZE] = {"tokenize", NULL, NULL, false, cli_tokenize,
         "texts to token ids and back, as JSON lines",
-        "Reads {\"text\":...,\"add_special\":false,\"parse_special\":true}, writes {\"ids\":[...]}.\n"
-        "No weights are read."},
+        "Reads {\"text\":...,\"add_special\":false,\"parse_special\":true}, writes\n"
+        "{\"ids\":[...]}. No weights are read."},
     [CLI_TEMPLATE] = {"template", NULL, NULL, false, cli_template,
         "chat requests to prompts, as JSON lines",
         "Reads {\"messages\":[...]} with optional tools, documents, add_generation_prompt,\n"
         "chat_template_kwargs, template, bos_token, eos_token; writes {\"prompt\":...} or\n"
-        "{\"error\":...}. No weights are read; -m may be left out when every line has a template."},
+        "{\"error\":...}. No weights are read; -m may be left out when every line has a\n"
+        "template."},
     [CLI_PERPLEXITY] = {"perplexity", NULL, NULL, false, cli_perplexity,
         "how well a model predicts a text",
-        "The text is cut into windows of --ctx-size tokens (each begins with BOS where the model has\n"
-        "one); every token after a window's first counts."},
+        "The text is cut into windows of --ctx-size tokens (each begins with BOS where the model\n"
+        "has one); every token after a window's first counts."},
     [CLI_BENCH] = {"bench", NULL, NULL, false, cli_bench,
         "measure prefill and decode against the machine's read rate", NULL},
-    [CLI_HELP] = {"help", NULL, "COMMAND", false, help_command, "this text, or that of a command", NULL},
+    [CLI_HELP] = {"help", NULL, "COMMAND", false, help_command,
+        "this text, or that of a command", NULL},
 };
 // clang-format on
 
