@@ -11,17 +11,19 @@
 #define STORE   (LOADS | ON(LIST) | ON(RM))
 #define ALL     ((1u << CLI_COMMANDS) - 1)
 
-#define AT(f) offsetof(cli_options, f)
+// The field's offset; does not compile when the field is of another type than the row's kind.
+#define AT(type, f)                                                                                \
+    (offsetof(cli_options, f) + 0 * sizeof(_Generic(((cli_options *)0)->f, type : 1)))
 #define BOOL(n, c, f, help)                                                                        \
-    { n, c, CLI_FLAG, NULL, AT(f), 0, 0, NULL, help }
+    { n, c, CLI_FLAG, NULL, AT(bool, f), 0, 0, NULL, help }
 #define TEXT(n, c, v, f, d, help)                                                                  \
-    { n, c, CLI_TEXT, v, AT(f), 0, 0, d, help }
+    { n, c, CLI_TEXT, v, AT(const char *, f), 0, 0, d, help }
 #define CHOICE(n, c, v, f, d, help)                                                                \
-    { n, c, CLI_CHOICE, v, AT(f), 0, 0, d, help }
+    { n, c, CLI_CHOICE, v, AT(const char *, f), 0, 0, d, help }
 #define INT(n, c, f, lo, hi, d, help)                                                              \
-    { n, c, CLI_INT, "N", AT(f), lo, hi, d, help }
+    { n, c, CLI_INT, "N", AT(int32_t, f), lo, hi, d, help }
 #define FLOAT(n, c, f, lo, hi, d, help)                                                            \
-    { n, c, CLI_FLOAT, "F", AT(f), lo, hi, d, help }
+    { n, c, CLI_FLOAT, "F", AT(float, f), lo, hi, d, help }
 #define REFUSED(n, c, why)                                                                         \
     { n, c, CLI_REFUSED, NULL, 0, 0, 0, NULL, why }
 #define BIG INT32_MAX

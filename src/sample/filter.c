@@ -3,17 +3,16 @@
 //
 // A filter finds the last candidate it keeps, in the order of its keys (equal keys by id), and then
 // drops what comes after it, so that the list is never reordered. Probabilities are weights in
-// double, exp(logit - greatest), added up in order of id where the whole list counts and in falling
-// order of probability where a share of it does. Vocabularies have up to 262,144 entries and a
-// filter keeps few: ranks are found in portions by a heap, or by selection, before anything is
-// sorted.
+// double, exp(logit - greatest), added up in an order that depends on the row alone. Vocabularies
+// have up to 262,144 entries and a filter keeps few: ranks are found by a heap, or by selection,
+// before anything is sorted.
 #include "base/mem.h"
 #include "sample/sample_int.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-enum { HEAP_MAX = 1024, FIRST_PORTION = 128 };
+enum { HEAP_MAX = 1024, PORTION = 128, MAX_ROUNDS = 64 };
 
 void sample_collect(mx_sampler *s) {
     s->n = 0;
@@ -78,26 +77,39 @@ static sample_item median_of_three(sample_item a, sample_item b, sample_item c) 
     return before(&b, &a) ? a : b;
 }
 
-// Hoare's selection: the m first are before position m. All items differ (by id). After too many
-// rounds, as an adversary could force, the rest is sorted.
+static void sort_items(sample_item *items, int32_t n) {
+    qsort(items, (size_t)n, sizeof *items, compare_items);
+}
+
+// Hoare's partition of items low..high: those up to *end come before those from *start on; between
+// the two there is at most one. All items differ (by id).
+static void split_items(sample_item *items, int32_t low, int32_t high, int32_t *end,
+                        int32_t *start) {
+    sample_item pivot = median_of_three(items[low], items[low + (high - low) / 2], items[high]);
+    int32_t i = low, j = high;
+    while (i <= j) {
+        while (before(&items[i], &pivot)) i++;
+        while (before(&pivot, &items[j])) j--;
+        if (i <= j) swap_items(&items[i++], &items[j--]);
+    }
+    *end = j, *start = i;
+}
+
+// The m first are before position m. After too many rounds, as an adversary could force, the rest
+// is sorted.
 static void select_by_partition(sample_item *items, int32_t n, int32_t m) {
     int32_t low = 0, high = n - 1;
     for (int round = 0; low < high && m > low && m <= high; round++) {
-        if (round == 64) {
-            qsort(items + low, (size_t)(high - low + 1), sizeof *items, compare_items);
+        int32_t end, start;
+        if (round == MAX_ROUNDS) {
+            sort_items(items + low, high - low + 1);
             return;
         }
-        sample_item pivot = median_of_three(items[low], items[low + (high - low) / 2], items[high]);
-        int32_t i = low, j = high;
-        while (i <= j) {
-            while (before(&items[i], &pivot)) i++;
-            while (before(&pivot, &items[j])) j--;
-            if (i <= j) swap_items(&items[i++], &items[j--]);
-        }
-        if (m <= j)
-            high = j;
-        else if (m >= i)
-            low = i;
+        split_items(items, low, high, &end, &start);
+        if (m <= end)
+            high = end;
+        else if (m >= start)
+            low = start;
         else
             return;
     }
@@ -109,7 +121,7 @@ void sample_order(sample_item *items, int32_t n, int32_t m) {
         select_by_heap(items, n, m);
     else if (m < n)
         select_by_partition(items, n, m);
-    qsort(items, (size_t)m, sizeof *items, compare_items);
+    sort_items(items, m);
 }
 
 static void keep_up_to(mx_sampler *s, const double *key, const sample_item *last) {
@@ -122,22 +134,41 @@ static void keep_up_to(mx_sampler *s, const double *key, const sample_item *last
     s->n = n;
 }
 
-// The last item needed for a share `p` of the weights in s->weight, whose sum is `sum`. Items are
-// ordered in growing portions.
-static sample_item last_of_share(mx_sampler *s, double p, double sum) {
-    int32_t done = 0, portion = FIRST_PORTION;
-    double got = 0;
-    while (done < s->n) {
-        int32_t m = MX_MIN(portion, s->n - done);
-        sample_order(s->item + done, s->n - done, m);
-        for (int32_t i = 0; i < m; i++) {
-            got += s->weight[s->item[done + i].at];
-            if (got >= p * sum) return s->item[done + i];
-        }
-        done += m;
-        portion = done * 3;
+// Adds the weights of items in order until *got reaches target: the last one, or NULL.
+static const sample_item *walk(const mx_sampler *s, const sample_item *items, int32_t n,
+                               double target, double *got) {
+    for (int32_t i = 0; i < n; i++) {
+        *got += s->weight[items[i].at];
+        if (*got >= target) return &items[i];
     }
-    return s->item[s->n - 1];
+    return NULL;
+}
+
+// The last item needed for a share `p` of the weights in s->weight, whose sum is `sum`. Most often
+// it is among the first few. Else the list is split about pivots and the part that holds the answer
+// is split again, so that only a few items are sorted; the sum of what lies before is added in the
+// order in which the splits left it.
+static sample_item last_of_share(mx_sampler *s, double p, double sum) {
+    int32_t low = MX_MIN(PORTION, s->n), high = s->n - 1;
+    double got = 0, target = p * sum;
+    sample_order(s->item, s->n, low);
+    const sample_item *last = walk(s, s->item, low, target, &got);
+    for (int round = 0; !last && high - low >= PORTION && round < MAX_ROUNDS; round++) {
+        int32_t end, start;
+        double part = 0;
+        split_items(s->item, low, high, &end, &start);
+        if (end < low) end = start - 1; // the pivot alone
+        walk(s, s->item + low, end - low + 1, HUGE_VAL, &part);
+        if (got + part >= target)
+            high = end;
+        else
+            got += part, low = end + 1;
+    }
+    if (last) return *last;
+    if (low > high) return s->item[s->n - 1];
+    sort_items(s->item + low, high - low + 1);
+    last = walk(s, s->item + low, high - low + 1, target, &got);
+    return last ? *last : s->item[high];
 }
 
 // ---- The links ----
