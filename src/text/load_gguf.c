@@ -37,6 +37,28 @@ enum { TYPE_UNKNOWN = 2, TYPE_CONTROL = 3, TYPE_USER_DEFINED = 4, TYPE_BYTE = 6 
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
     "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
+// DeepSeek LLM's list of letters with case
+#define CASED                                                                                      \
+    "\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}\\x{1bc}-\\x{1bf}"                       \
+    "\\x{1c4}-\\x{293}\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}\\x{37b}-\\x{37d}"         \
+    "\\x{37f}\\x{386}\\x{388}-\\x{38a}\\x{38c}\\x{38e}-\\x{3a1}\\x{3a3}-\\x{3f5}"                  \
+    "\\x{3f7}-\\x{481}\\x{48a}-\\x{52f}\\x{531}-\\x{556}\\x{10a0}-\\x{10c5}"                       \
+    "\\x{13a0}-\\x{13f5}\\x{13f8}-\\x{13fd}\\x{1c90}-\\x{1cba}\\x{1cbd}-\\x{1cbf}"                 \
+    "\\x{1d00}-\\x{1d2b}\\x{1d6b}-\\x{1d77}\\x{1d79}-\\x{1d9a}\\x{1e00}-\\x{1f15}"                 \
+    "\\x{1f18}-\\x{1f1d}\\x{1f20}-\\x{1f45}\\x{1f48}-\\x{1f4d}\\x{1f50}-\\x{1f57}"                 \
+    "\\x{1f59}\\x{1f5b}\\x{1f5d}\\x{1f5f}-\\x{1f7d}\\x{1f80}-\\x{1fb4}\\x{1fb6}-\\x{1fbc}"         \
+    "\\x{1fbe}\\x{1fc2}-\\x{1fc4}\\x{1fc6}-\\x{1fcc}\\x{1fd0}-\\x{1fd3}"                           \
+    "\\x{1fd6}-\\x{1fdb}\\x{1fe0}-\\x{1fec}\\x{1ff2}-\\x{1ff4}\\x{1ff6}-\\x{1ffc}"                 \
+    "\\x{2102}\\x{2107}\\x{210a}-\\x{2113}\\x{2115}\\x{2119}-\\x{211d}\\x{2124}\\x{2126}"          \
+    "\\x{2128}\\x{212a}-\\x{212d}\\x{212f}-\\x{2134}\\x{2139}\\x{213c}-\\x{213f}"                  \
+    "\\x{2145}-\\x{2149}\\x{214e}\\x{2183}\\x{2184}\\x{2c00}-\\x{2c7b}\\x{2c7e}-\\x{2ce4}"         \
+    "\\x{2ceb}-\\x{2cee}\\x{2cf2}\\x{2cf3}\\x{a640}-\\x{a66d}\\x{a680}-\\x{a69b}"                  \
+    "\\x{a722}-\\x{a76f}\\x{a771}-\\x{a787}\\x{a78b}-\\x{a78e}\\x{ab70}-\\x{abbf}"                 \
+    "\\x{fb00}-\\x{fb06}\\x{fb13}-\\x{fb17}\\x{ff21}-\\x{ff3a}\\x{ff41}-\\x{ff5a}"                 \
+    "\\x{10400}-\\x{1044f}\\x{104b0}-\\x{104d3}\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}"         \
+    "\\x{10cc0}-\\x{10cf2}\\x{118a0}-\\x{118df}\\x{1e900}-\\x{1e943}"
+#define CJK "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+"
+
 // Expressions applied one after the other, each isolating its matches. "" is the digits rule.
 typedef enum split_id {
     SPLIT_GPT2,
@@ -46,9 +68,12 @@ typedef enum split_id {
     SPLIT_QWEN35,
     SPLIT_TEKKEN,
     SPLIT_GPT4O,
-    SPLIT_DEEPSEEK3
+    SPLIT_DEEPSEEK3,
+    SPLIT_DEEPSEEK_LLM,
+    SPLIT_DEEPSEEK_CODER
 } split_id;
-static const char *const splits[][4] = {
+enum { MAX_SPLITS = 7 };
+static const char *const splits[][MAX_SPLITS] = {
     [SPLIT_GPT2] = {TEXT_RE_GPT2},
     [SPLIT_DIGITS_GPT2] = {"", TEXT_RE_GPT2},
     [SPLIT_LLAMA3] = {RE_LLAMA3},
@@ -58,6 +83,11 @@ static const char *const splits[][4] = {
     [SPLIT_GPT4O] = {RE_GPT4O},
     [SPLIT_DEEPSEEK3] = {"\\p{N}{1,3}", "[\\u4e00-\\u9fa5\\u3040-\\u309f\\u30a0-\\u30ff]+",
                          RE_DEEPSEEK3},
+    [SPLIT_DEEPSEEK_LLM] = {"[\r\n]", "\\s?[A-Za-z" CASED "]+",
+                            "\\s?[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}"
+                            "\\x{3000}-\\x{3002}]+",
+                            "\\s+$", CJK, "\\p{N}+"},
+    [SPLIT_DEEPSEEK_CODER] = {"[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", CJK, ""},
 };
 static const struct {
     const char *name;
@@ -318,7 +348,7 @@ static mx_status load_byte_level(gguf_load *g) {
         t->norm = (norm_chain){op, 1};
     }
     const char *const *re = splits[pre_names[k].split];
-    t->pre.ops = MX_ARENA_ARRAY(&t->arena, pre_op, MX_COUNT(splits[0]) + 1);
+    t->pre.ops = MX_ARENA_ARRAY(&t->arena, pre_op, MAX_SPLITS + 1);
     for (; re[t->pre.n]; t->pre.n++) {
         pre_op *op = &t->pre.ops[t->pre.n];
         *op = (pre_op){.kind = PRE_SPLIT, .behavior = PRE_ISOLATED};
