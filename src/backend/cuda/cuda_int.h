@@ -43,7 +43,8 @@ typedef struct cuda_backend {
     char name[128], arch[32];
     CUmodule modules[CUDA_MAX_MODULES];
     int32_t n_modules;
-    CUfunction fn[CK_COUNT]; // resolved at first use
+    CUfunction fn[CK_COUNT];   // resolved at first use
+    int32_t fn_smem[CK_COUNT]; // dynamic shared memory it may have
     mx_step_caps caps;
     mx_step_layout layout;
     CUdeviceptr step;

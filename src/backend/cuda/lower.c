@@ -210,11 +210,11 @@ static int32_t log2_of(int32_t n) {
     return s;
 }
 
-// Splits of a row's context: enough CTAs to fill the device three times, 64 tokens or more each.
+// Splits of a row's context: about 12 CTAs an SM (short waves at the end), 64 tokens or more each.
 static int32_t attn_splits(const cuda_backend *b, const mx_op *op, int64_t cells) {
     int64_t ctx = op->p.attn.ctx_bucket;
     if (op->p.attn.window > 0) ctx = MX_MIN(ctx, (int64_t)op->p.attn.window + 16);
-    int64_t want = (3 * (int64_t)b->n_sm + cells - 1) / cells;
+    int64_t want = (12 * (int64_t)b->n_sm + cells - 1) / cells;
     return (int32_t)MX_MAX(1, MX_MIN(want, MX_MIN(ctx / 64, 64)));
 }
 
@@ -249,7 +249,7 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
     bool fast = a.kv_type == KTYPE_F16 && hd % 8 == 0 && hd <= 512 && a.page_tokens >= 16 &&
                 is_pow2(a.page_tokens);
     if (!fast) {
-        CUDA_LAUNCH(b, l, CK_attn_any, a, a.n_head, a.n_rows, 1, 128, (5 * hd + 8) * 4);
+        CUDA_LAUNCH(b, l, CK_attn_any, a, a.n_head, a.n_rows, 1, 128, (5 * hd + 16) * 4);
         return;
     }
     a.page_shift = log2_of(a.page_tokens);
@@ -268,13 +268,13 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
     int64_t cells = (int64_t)a.n_rows * a.n_groups;
     a.n_split = attn_splits(b, op, cells);
     a.part = l->scratch;
-    size_t part = (size_t)cells * (size_t)(a.n_split * nr) * (size_t)(hd + 2) * 4;
+    size_t part = (size_t)cells * (size_t)(a.n_split * nr) * (size_t)(hd + 4) * 4;
     if (a.n_split > 1) {
         l->scratch_bytes = MX_MAX(l->scratch_bytes, part);
         l->n_tickets = MX_MAX(l->n_tickets, (size_t)cells);
     }
     CUDA_LAUNCH(b, l, CK_attn_h64_r1 + size * 4 + lg, a, a.n_split, a.n_groups, a.n_rows, 128,
-                4 * nr * (hd + 2) * 4);
+                4 * nr * (hd + 4) * 4);
 }
 
 static void lower_sample(cuda_backend *b, const mx_op *op, const mx_tensor *t, CUdeviceptr arena,

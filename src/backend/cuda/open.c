@@ -217,7 +217,7 @@ mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err) {
     }
     b->exact = mx_knob_flag(MX_KNOB_EXACT);
     b->gemv_rows = (int32_t)MX_MAX(1, MX_MIN(8, mx_knob_int(MX_KNOB_DENSE_GEMV_ROWS, 8)));
-    b->lt_rows = 256;
+    b->lt_rows = 65;
     b->graphs = mx_knob_flag(MX_KNOB_CUDA_GRAPHS);
     b->overlap = mx_knob_flag(MX_KNOB_CUDA_OVERLAP) && b->cc_major >= 9;
     b->count.pinned = mx_knob_flag(MX_KNOB_CUDA_PINNED_LOAD);

@@ -95,7 +95,8 @@ static mx_status resolve(cuda_backend *b, cuda_list *l, mx_err *err) {
         cuda_item *it = &l->items[i];
         if (it->kind != CUDA_ITEM_KERNEL) continue;
         MX_TRY(cuda_kernel_get(b, it->kernel, &it->fn, err));
-        if (it->smem > 16 * 1024) { // static shared memory counts too
+        if (it->smem > 16 * 1024 && (int32_t)it->smem > b->fn_smem[it->kernel]) {
+            b->fn_smem[it->kernel] = (int32_t)it->smem; // static shared memory counts too: 16
             CUDA_TRY(cuda_d.cuFuncSetAttribute(
                          it->fn, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)it->smem),
                      err);

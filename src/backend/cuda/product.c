@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { WARPS = 8, GEMV_SLOTS = 5, GEMM_ROWS = 128, GEMM_TOKENS = 64 };
+enum { WARPS = 8, GEMV_SLOTS = 5 };
 
 static const mx_tensor *opt(const mx_op *op, const mx_tensor *t, int i) {
     return i < op->n_in && op->in[i] != MX_NONE ? &t[op->in[i]] : NULL;
@@ -77,13 +77,25 @@ static size_t gemv_smem(const cuda_pack_info *pi, k_gemv *a, int32_t tok) {
     return at + 2 * WARPS * 8 * 16 * 4;
 }
 
-// Tokens of one grid row such that shared memory suffices; 0 when not even one fits.
-static int32_t gemv_pass(const cuda_backend *b, const cuda_pack_info *pi, k_gemv *a) {
-    for (int32_t passes = (a->n_tok + 7) / 8; passes <= a->n_tok; passes++) {
-        int32_t tok = (a->n_tok + passes - 1) / passes;
-        if (gemv_smem(pi, a, tok) <= (size_t)b->smem_max) return tok;
+// Tokens that kernel v of a format prepares at once.
+static int32_t gemv_tokens(const cuda_pack_info *pi, int v) {
+    static const int32_t coded[] = {1, 4, 8}, floats[] = {1, 2, 4};
+    return pi->bits == 16 ? floats[v] : coded[v];
+}
+
+// The kernel of fewest passes over the weights whose shared memory suffices; -1: none. Floats that
+// need a second pass go elsewhere unless all is true.
+static int gemv_choose(const cuda_backend *b, const cuda_pack_info *pi, k_gemv *a, bool all) {
+    for (int v = 2; v >= 0; v--) {
+        int32_t most = gemv_tokens(pi, v);
+        if (v > 0 && a->n_tok <= gemv_tokens(pi, v - 1)) continue;
+        if (gemv_smem(pi, a, most) > (size_t)b->smem_max) continue;
+        int32_t passes = (a->n_tok + most - 1) / most;
+        if (passes > (pi->bits == 16 ? 1 : 2) && !all) return -1;
+        a->pass_tok = (a->n_tok + passes - 1) / passes;
+        return v;
     }
-    return 0;
+    return -1;
 }
 
 static bool lower_gemv(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l) {
@@ -104,13 +116,13 @@ static bool lower_gemv(cuda_backend *b, const cuda_product *p, CUdeviceptr arena
         a.seg[i] = seg_of(b, p, i, arena);
         if (p->act == KACT_NONE || i == 0) a.n_items += a.seg[i].n_strips;
     }
-    a.pass_tok = gemv_pass(b, pi, &a);
-    if (!a.pass_tok) return false;
-    size_t smem = gemv_smem(pi, &a, a.pass_tok);
+    int v = gemv_choose(b, pi, &a, b->exact);
+    if (v < 0) return false;
+    size_t smem = gemv_smem(pi, &a, gemv_tokens(pi, v));
     // More than half of an SM, so that the next kernel's CTAs spread one an SM.
     smem = MX_MAX(smem, (size_t)b->smem_sm / 2 + 1024);
     int32_t passes = (a.n_tok + a.pass_tok - 1) / a.pass_tok;
-    cuda_kernel k = (cuda_kernel)(CK_gemv_a4g32_t4 + (p->w[0]->pack - 1) * 2 + (a.pass_tok > 4));
+    cuda_kernel k = (cuda_kernel)(CK_gemv_a4g32_t1 + (p->w[0]->pack - 1) * 3 + v);
     CUDA_LAUNCH(b, l, k, a, MX_MIN(a.n_items, b->n_sm), passes, 1, 256, smem);
     return true;
 }
@@ -144,10 +156,12 @@ static void lower_gemm(cuda_backend *b, const cuda_product *p, CUdeviceptr arena
         a.seg[i] = seg_of(b, p, i, arena);
         if (p->act == KACT_NONE || i == 0) a.n_strips += a.seg[i].n_strips;
     }
-    cuda_kernel k =
-        (cuda_kernel)(CK_gemm_a4g32_n64 + (p->w[0]->pack - 1) * 2 + (p->act != KACT_NONE));
-    CUDA_LAUNCH(b, l, k, a, (a.n_tok + GEMM_TOKENS - 1) / GEMM_TOKENS, (a.n_strips + 7) / 8, 1, 256,
-                3 * GEMM_TOKENS * 160);
+    bool few = a.n_tok <= 64; // columns divided among 4 warps, 2 strips a CTA
+    int32_t tokens = few ? 32 : 64, strips = few ? 2 : 8, runs = few ? 4 : 1;
+    cuda_kernel k = (cuda_kernel)(CK_gemm_a4g32_n64 + (p->w[0]->pack - 1) * 4 + (few ? 2 : 0) +
+                                  (p->act != KACT_NONE));
+    CUDA_LAUNCH(b, l, k, a, (a.n_tok + tokens - 1) / tokens, (a.n_strips + strips - 1) / strips, 1,
+                256, 3 * tokens * 160 * runs);
 }
 
 // One weight through bf16 rows and cuBLASLt into y (float32, ld ldy).
@@ -160,7 +174,7 @@ static void lt_one(cuda_backend *b, const mx_tensor *w, CUdeviceptr x, int32_t l
                   .y = wb,
                   .n_rows = (int32_t)w->n_rows,
                   .n_cols = (int32_t)w->n_cols};
-    CUDA_LAUNCH(b, l, CK_unpack, u, MX_MIN(w->n_rows, b->n_sm * 16), 1, 1, 256, 0);
+    CUDA_LAUNCH(b, l, CK_unpack_a4g32 + w->pack - 1, u, b->n_sm * 8, 1, 1, 256, 0);
     cuda_lt_args a = {.x = x,
                       .w = wb,
                       .y = y,

@@ -26,25 +26,69 @@ __device__ __forceinline__ float cap_score(float s, float cap) {
     return cap * tanhf(s / cap);
 }
 
-// Adds up `n` partial results of NR heads held at stride `ld`: {o[hd], m, l}.
+// Partial results of NR heads: o[NR][hd], then {m, l}[NR]; one after another at this stride.
+#define PART_FLOATS(NR, hd) ((NR) * ((hd) + 4))
+enum { MAX_PARTS = 64 };
+
+// Adds up `n` partial results in order and writes the heads. w: NR * MAX_PARTS floats, shared.
 template <int NR>
-__device__ __forceinline__ void merge_out(const k_attn &a, const float *part, int n, int stride,
-                                          int64_t row, int head0, int n_heads, bool global) {
-    int hd = a.head_dim, ld = hd + 2;
+__device__ __forceinline__ void merge_out(const k_attn &a, const float *part, int n, int64_t row,
+                                          int head0, int n_heads, float *w) {
+    int hd = a.head_dim, stride = PART_FLOATS(NR, hd);
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    for (int h = warp; h < n_heads; h += NW) {
+        float m[2], l[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int k = lane + 32 * i;
+            const float *p = part + (int64_t)k * stride + NR * hd + 2 * h;
+            m[i] = k < n ? __ldcg(p) : -1e30f;
+            l[i] = k < n ? __ldcg(p + 1) : 0.f;
+        }
+        float top = warp_max(fmaxf(m[0], m[1]));
+        float e0 = exp2f(m[0] - top), e1 = exp2f(m[1] - top);
+        float sum = warp_sum(fmaf(e0, l[0], e1 * l[1]));
+        float inv = sum > 0.f ? 1.f / sum : 0.f;
+        if (lane < n) w[h * MAX_PARTS + lane] = e0 * inv;
+        if (lane + 32 < n) w[h * MAX_PARTS + lane + 32] = e1 * inv;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x * 2; i < n_heads * hd; i += blockDim.x * 2) {
+        int h = i / hd;
+        float x = 0.f, y = 0.f;
+#pragma unroll 8
+        for (int k = 0; k < n; k++) {
+            float2 v = __ldcg(reinterpret_cast<const float2 *>(part + (int64_t)k * stride + i));
+            float e = w[h * MAX_PARTS + k];
+            x = fmaf(e, v.x, x), y = fmaf(e, v.y, y);
+        }
+        float *o = a.y + row * a.ldy + (int64_t)head0 * hd + i;
+        o[0] = x, o[1] = y;
+    }
+}
+
+// The same from shared memory, for the warps of a CTA; out null: to the row's heads.
+template <int NR>
+__device__ __forceinline__ void merge_warps(const k_attn &a, const float *so, int64_t row,
+                                            int head0, int n_heads, float *out) {
+    int hd = a.head_dim, stride = PART_FLOATS(NR, hd);
     for (int i = threadIdx.x; i < n_heads * hd; i += blockDim.x) {
-        int h = i / hd, d = i % hd;
-        float m = -1e30f, l = 0.f, o = 0.f;
-        for (int k = 0; k < n; k++) {
-            const float *p = part + (int64_t)k * stride + h * ld;
-            m = fmaxf(m, global ? __ldcg(p + hd) : p[hd]);
+        int h = i / hd;
+        const float *ml = so + NR * hd + 2 * h;
+        float m = -1e30f, l = 0.f, x = 0.f;
+#pragma unroll
+        for (int k = 0; k < NW; k++) m = fmaxf(m, ml[k * stride]);
+#pragma unroll
+        for (int k = 0; k < NW; k++) {
+            float e = exp2f(ml[k * stride] - m);
+            l = fmaf(e, ml[k * stride + 1], l), x = fmaf(e, so[k * stride + i], x);
         }
-        for (int k = 0; k < n; k++) {
-            const float *p = part + (int64_t)k * stride + h * ld;
-            float e = exp2f((global ? __ldcg(p + hd) : p[hd]) - m);
-            l = fmaf(e, global ? __ldcg(p + hd + 1) : p[hd + 1], l);
-            o = fmaf(e, global ? __ldcg(p + d) : p[d], o);
+        if (!out) {
+            a.y[row * a.ldy + (int64_t)head0 * hd + i] = l > 0.f ? x / l : 0.f;
+            continue;
         }
-        a.y[row * a.ldy + (int64_t)(head0 + h) * hd + d] = l > 0.f ? o / l : 0.f;
+        __stcg(out + i, x);
+        if (i % hd == 0) __stcg(out + NR * hd + 2 * h, m), __stcg(out + NR * hd + 2 * h + 1, l);
     }
 }
 
@@ -52,19 +96,21 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
     constexpr int I = HD / 32;                   // runs of 32 dims
     constexpr int LT = HD / 8 < 32 ? HD / 8 : 32; // lanes a token
     constexpr int DPL = HD / LT, TPR = 32 / LT, J = 16 / TPR;
-    extern __shared__ __align__(16) float so[]; // [NW][NR][hd + 2], then [n][NR][hd + 2]
+    extern __shared__ __align__(16) float so[]; // one partial result a warp
+    __shared__ float sw[NR * MAX_PARTS];
     __shared__ __align__(16) uint4 sq[2][I][32];
     __shared__ int s_last;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     int split = blockIdx.x, grp = blockIdx.y;
     int64_t row = blockIdx.z;
     dep_trigger();
-    dep_wait();
     int per_kv = a.n_groups / a.n_kv_head, kvh = grp / per_kv;
     int sub = grp % per_kv, head0 = kvh * a.n_rep + sub * NR;
     int n_heads = min(NR, a.n_rep - sub * NR), hd = a.head_dim;
+    // The step's own arrays and the state of earlier steps may be read before the wait.
     int range = a.tok_range[row];
     if (range < 0) {
+        dep_wait();
         if (split == 0) {
             for (int i = threadIdx.x; i < n_heads * hd; i += blockDim.x) {
                 a.y[row * a.ldy + (int64_t)head0 * hd + i] = 0.f;
@@ -77,31 +123,15 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
     int len = sp.end - sp.lo;
     int per = ((len + a.n_split - 1) / a.n_split + 16 * NW - 1) & ~(16 * NW - 1);
     int active = (len + per - 1) / per;
-    if (split >= active) return;
+    if (split >= active) {
+        dep_wait();
+        return;
+    }
     int c0 = sp.lo + split * per, c1 = min(c0 + per, sp.end);
     const int *table = a.page_table + (int64_t)range * a.max_pages;
     int64_t page_elems = (int64_t)a.n_kv_head * a.page_tokens * hd;
     const __half *K = reinterpret_cast<const __half *>(a.ks) + (int64_t)kvh * a.page_tokens * hd;
     const __half *V = reinterpret_cast<const __half *>(a.vs) + (int64_t)kvh * a.page_tokens * hd;
-
-    // q: lane (g, t) holds dims 32i + 8t .. of head g, times scale (and log2 e without softcap)
-    float qs = a.softcap > 0.f ? a.scale : a.scale * LOG2E;
-    for (int i = warp; i < I; i += NW) {
-        float v[8];
-        int d = 32 * i + 8 * t;
-        const float *q = a.q + row * a.ldq + (int64_t)(head0 + g) * hd + d;
-#pragma unroll
-        for (int e = 0; e < 8; e++) v[e] = (g < n_heads && d + e < hd) ? ldx(q + e) * qs : 0.f;
-        uint32_t hi[4], lo[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            hi[e] = pack_h(v[2 * e], v[2 * e + 1]);
-            lo[e] = pack_h(v[2 * e] - h_lo(hi[e]), v[2 * e + 1] - h_hi(hi[e]));
-        }
-        sq[0][i][lane] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-        sq[1][i][lane] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
-    }
-    __syncthreads();
 
     float o[NR][DPL], m0 = -1e30f, m1 = -1e30f, l0 = 0.f, l1 = 0.f;
 #pragma unroll
@@ -130,16 +160,38 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
         return ok ? ld_stream(V + base + (int64_t)tok * hd + vd) : zero;
     };
     int p = c0 + warp * 16;
-    int64_t base = 0;
-    if (p < c1) {
-        base = base_of(p);
+    int64_t base = p < c1 ? base_of(p) : 0;
+    int64_t next = p + 16 * NW < c1 ? base_of(p + 16 * NW) : 0;
+    bool early = p < c1 && p + 16 <= a.range_pos0[range];
+    auto load_first = [&]() {
         load_k(base);
         if (HD <= 256) {
 #pragma unroll
-            for (int j = 0; j < J; j++) vv[j] = load_v(base, p, j);
+            for (int j = 0; j < J; j++) vv[HD <= 256 ? j : 0] = load_v(base, p, j);
         }
+    };
+    if (early) load_first();
+    dep_wait();
+    if (!early && p < c1) load_first();
+    // q: lane (g, t) holds dims 32i + 8t .. of head g, times scale (and log2 e without softcap)
+    float qs = a.softcap > 0.f ? a.scale : a.scale * LOG2E;
+    for (int i = warp; i < I; i += NW) {
+        float v[8];
+        int d = 32 * i + 8 * t;
+        const float *q = a.q + row * a.ldq + (int64_t)(head0 + g) * hd + d;
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] = (g < n_heads && d + e < hd) ? ldx(q + e) * qs : 0.f;
+        uint32_t hi[4], lo[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            hi[e] = pack_h(v[2 * e], v[2 * e + 1]);
+            lo[e] = pack_h(v[2 * e] - h_lo(hi[e]), v[2 * e + 1] - h_hi(hi[e]));
+        }
+        sq[0][i][lane] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+        sq[1][i][lane] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
     }
-    int64_t next = p + 16 * NW < c1 ? base_of(p + 16 * NW) : 0;
+    __syncthreads();
+
 #pragma unroll 1
     for (; p < c1; p += 16 * NW) {
         float c[4] = {0.f, 0.f, 0.f, 0.f};
@@ -217,7 +269,7 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
         l0 += __shfl_xor_sync(FULL, l0, s);
         l1 += __shfl_xor_sync(FULL, l1, s);
     }
-    int ld = hd + 2;
+    float *mine = so + warp * PART_FLOATS(NR, hd);
 #pragma unroll
     for (int h = 0; h < NR; h++) {
 #pragma unroll
@@ -226,42 +278,25 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
             for (int d = 0; d < DPL; d++) o[h][d] += __shfl_xor_sync(FULL, o[h][d], s);
         }
         if (lane < LT && h < n_heads) {
-            float *q = so + (warp * NR + h) * ld;
 #pragma unroll
             for (int d = 0; d < DPL; d++) {
-                if (vd + d < hd) q[vd + d] = o[h][d];
+                if (vd + d < hd) mine[h * hd + vd + d] = o[h][d];
             }
         }
     }
     if (g == 0) {
-        if (2 * t < n_heads && 2 * t < NR) {
-            so[(warp * NR + 2 * t) * ld + hd] = m0, so[(warp * NR + 2 * t) * ld + hd + 1] = l0;
-        }
-        if (2 * t + 1 < n_heads && 2 * t + 1 < NR) {
-            so[(warp * NR + 2 * t + 1) * ld + hd] = m1;
-            so[(warp * NR + 2 * t + 1) * ld + hd + 1] = l1;
-        }
+        float *ml = mine + NR * hd + 4 * t;
+        if (2 * t < n_heads && 2 * t < NR) ml[0] = m0, ml[1] = l0;
+        if (2 * t + 1 < n_heads && 2 * t + 1 < NR) ml[2] = m1, ml[3] = l1;
     }
     __syncthreads();
     if (active == 1) {
-        merge_out<NR>(a, so, NW, NR * ld, row, head0, n_heads, false);
+        merge_warps<NR>(a, so, row, head0, n_heads, nullptr);
         return;
     }
     int64_t cell = row * a.n_groups + grp;
-    float *part = a.part + cell * a.n_split * NR * ld;
-    for (int i = threadIdx.x; i < n_heads * hd; i += blockDim.x) {
-        int h = i / hd, d = i % hd;
-        float m = -1e30f, l = 0.f, x = 0.f;
-        for (int k = 0; k < NW; k++) m = fmaxf(m, so[(k * NR + h) * ld + hd]);
-        for (int k = 0; k < NW; k++) {
-            const float *q = so + (k * NR + h) * ld;
-            float e = exp2f(q[hd] - m);
-            l = fmaf(e, q[hd + 1], l), x = fmaf(e, q[d], x);
-        }
-        float *q = part + ((int64_t)split * NR + h) * ld;
-        __stcg(q + d, x);
-        if (d == 0) __stcg(q + hd, m), __stcg(q + hd + 1, l);
-    }
+    float *part = a.part + cell * a.n_split * PART_FLOATS(NR, hd);
+    merge_warps<NR>(a, so, row, head0, n_heads, part + (int64_t)split * PART_FLOATS(NR, hd));
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -271,7 +306,7 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
         __threadfence();
     }
     __syncthreads();
-    if (s_last) merge_out<NR>(a, part, active, NR * ld, row, head0, n_heads, true);
+    if (s_last) merge_out<NR>(a, part, active, row, head0, n_heads, sw);
 }
 
 #define DECODE(HD, NR)                                                                             \
@@ -301,7 +336,7 @@ __device__ __forceinline__ float state_at(const uint8_t *p, int64_t i, int type)
 }
 
 ENTRY __launch_bounds__(128) attn_any(PAR const k_attn a) {
-    extern __shared__ float any_smem[]; // [NW][hd + 2], then q[hd]
+    extern __shared__ float any_smem[]; // one partial result a warp, then q[hd]
     float *so = any_smem;
     dep_trigger();
     dep_wait();
@@ -312,7 +347,7 @@ ENTRY __launch_bounds__(128) attn_any(PAR const k_attn a) {
         for (int d = threadIdx.x; d < hd; d += 128) a.y[row * a.ldy + (int64_t)head * hd + d] = 0.f;
         return;
     }
-    float *q = so + NW * (hd + 2), *o = so + warp * (hd + 2);
+    float *q = so + NW * PART_FLOATS(1, hd), *o = so + warp * PART_FLOATS(1, hd);
     for (int d = threadIdx.x; d < hd; d += 128) {
         q[d] = ldx(a.q + row * a.ldq + (int64_t)head * hd + d) * a.scale;
     }
@@ -337,5 +372,5 @@ ENTRY __launch_bounds__(128) attn_any(PAR const k_attn a) {
     }
     if (lane == 0) o[hd] = m, o[hd + 1] = l;
     __syncthreads();
-    merge_out<1>(a, so, NW, hd + 2, row, head, 1, false);
+    merge_warps<1>(a, so, row, head, 1, nullptr);
 }

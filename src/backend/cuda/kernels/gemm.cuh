@@ -51,14 +51,21 @@ __device__ __forceinline__ void frag_load(Frag<F> &f, const uint8_t *tile, int i
     }
 }
 
-template <class F, int BN, bool GLU> __device__ __forceinline__ void gemm_body(const k_gemm &a) {
-    constexpr int XS = GK * 2 + 32; // row stride of staged activations
+// KS warps share 16 rows, each takes every KS-th run of 64 columns; 8 / KS strips a CTA. Their
+// partial sums are added in order.
+template <class F, int BN, bool GLU, int KS>
+__device__ __forceinline__ void gemm_body(const k_gemm &a) {
+    constexpr int XS = GK * 2 + 32;   // row stride of staged activations
+    constexpr int RUN = BN * XS;      // bytes of one staged run
+    constexpr int SPC = 8 / KS;       // strips of a CTA
+    constexpr int NB = BN / 8;
     extern __shared__ __align__(128) uint8_t sm[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int ks = warp % KS;
     dep_trigger();
     dep_wait();
     int tok0 = blockIdx.x * BN;
-    int strip = blockIdx.y * 8 + warp, si = 0;
+    int strip = blockIdx.y * SPC + warp / KS, si = 0;
     bool live = strip < a.n_strips;
     if (!GLU && live && a.n_seg > 1 && strip >= a.seg[0].n_strips) {
         strip -= a.seg[0].n_strips, si = 1;
@@ -68,52 +75,80 @@ template <class F, int BN, bool GLU> __device__ __forceinline__ void gemm_body(c
     const k_seg &s = a.seg[si];
     const uint8_t *w0 = s.w + (size_t)strip * a.n_kb * F::BYTES;
     const uint8_t *w1 = GLU ? a.seg[1].w + (size_t)strip * a.n_kb * F::BYTES : nullptr;
-    int n_run = a.n_kb * (F::KB / 64);
+    int n_run = a.n_kb * (F::KB / 64), n_step = (n_run + KS - 1) / KS;
 
-    auto stage = [&](int run) {
-        if (run < n_run) {
-            uint8_t *dst = sm + (run % GSTAGES) * BN * XS;
-            for (int i = threadIdx.x; i < BN * 8; i += 256) {
-                int tok = i >> 3, c = i & 7;
-                bool ok = tok0 + tok < a.n_tok;
-                const uint16_t *src = a.xb + (size_t)(ok ? tok0 + tok : 0) * a.ldxb + run * 64 + c * 8;
-                cp16_or_zero(dst + tok * XS + c * 16, src, ok);
+    auto stage = [&](int step) {
+        if (step < n_step) {
+            uint8_t *dst = sm + (step % GSTAGES) * KS * RUN;
+            for (int i = threadIdx.x; i < BN * 8 * KS; i += 256) {
+                int c = i % (8 * KS), tok = i / (8 * KS), run = step * KS + c / 8;
+                bool ok = tok0 + tok < a.n_tok && run < n_run;
+                const uint16_t *src = a.xb + (ok ? (size_t)(tok0 + tok) * a.ldxb + run * 64 + c % 8 * 8 : 0);
+                cp16_or_zero(dst + c / 8 * RUN + tok * XS + c % 8 * 16, src, ok);
             }
         }
         cp_commit();
     };
-    float acc[BN / 8][4], acc2[GLU ? BN / 8 : 1][4];
+    float acc[NB][4], acc2[GLU ? NB : 1][4];
 #pragma unroll
-    for (int n = 0; n < BN / 8; n++)
+    for (int n = 0; n < NB; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[n][i] = 0.f, acc2[GLU ? n : 0][i] = 0.f;
     stage(0);
     stage(1);
 #pragma unroll 1
-    for (int run = 0; run < n_run; run++) {
+    for (int step = 0; step < n_step; step++) {
+        int run = min(step * KS + ks, n_run - 1); // past the end: activations are zero
         int kb = run / (F::KB / 64), i = run % (F::KB / 64);
         Frag<F> f, f2;
         frag_load<F>(f, w0 + (size_t)kb * F::BYTES, i, lane, a.scale_type);
         if (GLU) frag_load<F>(f2, w1 + (size_t)kb * F::BYTES, i, lane, a.scale_type);
         cp_wait<1>();
         __syncthreads();
-        stage(run + 2);
-        const uint8_t *x = sm + (run % GSTAGES) * BN * XS;
+        stage(step + 2);
+        const uint8_t *x = sm + (step % GSTAGES) * KS * RUN + ks * RUN;
 #pragma unroll
-        for (int n = 0; n < BN / 8; n++) {
+        for (int n = 0; n < NB; n++) {
             const uint8_t *p = x + (n * 8 + g) * XS + t * 8;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 uint2 b = *reinterpret_cast<const uint2 *>(p + k * 32);
                 mma_bf(acc[n], f.a[k][0], f.a[k][1], f.a[k][2], f.a[k][3], b.x, b.y);
-                if (GLU) mma_bf(acc2[GLU ? n : 0], f2.a[k][0], f2.a[k][1], f2.a[k][2], f2.a[k][3], b.x, b.y);
+                if (GLU) {
+                    mma_bf(acc2[GLU ? n : 0], f2.a[k][0], f2.a[k][1], f2.a[k][2], f2.a[k][3], b.x,
+                           b.y);
+                }
             }
         }
     }
     cp_wait<0>();
+    if (KS > 1) { // part: [strip][ks][value][lane]
+        float *part = reinterpret_cast<float *>(sm);
+        constexpr int V = NB * 4 * (GLU ? 2 : 1);
+        __syncthreads();
+        float *mine = part + warp * V * 32 + lane;
+#pragma unroll
+        for (int n = 0; n < NB; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                mine[(n * 4 + i) * 32] = acc[n][i];
+                if (GLU) mine[(NB * 4 + n * 4 + i) * 32] = acc2[GLU ? n : 0][i];
+            }
+        __syncthreads();
+        if (ks != 0) return;
+#pragma unroll
+        for (int n = 0; n < NB; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                for (int k = 1; k < KS; k++) {
+                    acc[n][i] += mine[(k * V + n * 4 + i) * 32];
+                    if (GLU) acc2[GLU ? n : 0][i] += mine[(k * V + NB * 4 + n * 4 + i) * 32];
+                }
+            }
+    }
     if (!live) return;
 #pragma unroll
-    for (int n = 0; n < BN / 8; n++) {
+    for (int n = 0; n < NB; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int row = strip * 16 + g + (i >> 1) * 8, tok = tok0 + n * 8 + 2 * t + (i & 1);
@@ -127,10 +162,47 @@ template <class F, int BN, bool GLU> __device__ __forceinline__ void gemm_body(c
     }
 }
 
+// Packed weight to bf16 rows: one warp 16 rows x 64 columns.
+template <class F> __device__ __forceinline__ void unpack_body(const k_unpack &a) {
+    dep_trigger();
+    dep_wait();
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int per = a.w.n_kb * (F::KB / 64);
+    int64_t n = (int64_t)((a.n_rows + 15) / 16) * per;
+    for (int64_t i = blockIdx.x * 8ll + (threadIdx.x >> 5); i < n; i += gridDim.x * 8ll) {
+        int64_t strip = i / per;
+        int run = (int)(i % per), kb = run / (F::KB / 64);
+        Frag<F> f;
+        frag_load<F>(f, a.w.w + (strip * a.w.n_kb + kb) * (int64_t)F::BYTES, run % (F::KB / 64), lane,
+                     a.w.scale_type);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int64_t row = strip * 16 + g + h * 8;
+                int c = run * 64 + k * 16 + t * 4;
+                uint16_t *y = a.y + row * a.n_cols + c;
+                if (row < a.n_rows && c < a.n_cols) { // n_cols is a multiple of 8
+                    *reinterpret_cast<uint2 *>(y) = make_uint2(f.a[k][h], f.a[k][2 + h]);
+                }
+            }
+        }
+    }
+}
+
 #define GEMM(name)                                                                                 \
     ENTRY __launch_bounds__(256) gemm_##name##_n64(PAR const k_gemm a) {                           \
-        gemm_body<Fmt_##name, 64, false>(a);                                                       \
+        gemm_body<Fmt_##name, 64, false, 1>(a);                                                    \
     }                                                                                              \
-    ENTRY __launch_bounds__(256) gemm_##name##_glu(PAR const k_gemm a) {                           \
-        gemm_body<Fmt_##name, 64, true>(a);                                                        \
+    ENTRY __launch_bounds__(256) gemm_##name##_n64glu(PAR const k_gemm a) {                        \
+        gemm_body<Fmt_##name, 64, true, 1>(a);                                                     \
+    }                                                                                              \
+    ENTRY __launch_bounds__(256) gemm_##name##_n32(PAR const k_gemm a) {                           \
+        gemm_body<Fmt_##name, 32, false, 4>(a);                                                    \
+    }                                                                                              \
+    ENTRY __launch_bounds__(256) gemm_##name##_n32glu(PAR const k_gemm a) {                        \
+        gemm_body<Fmt_##name, 32, true, 4>(a);                                                     \
+    }                                                                                              \
+    ENTRY __launch_bounds__(256) unpack_##name(PAR const k_unpack a) {                             \
+        unpack_body<Fmt_##name>(a);                                                                \
     }

@@ -16,37 +16,34 @@ enum { WARPS = 8 };
 
 template <class F> struct Ring {
     static constexpr int SLOT = F::SLOT_KB * F::BYTES;
-    uint8_t *base;   // this warp's slots
-    int kb0, n_kb;   // this warp's blocks of every strip
-    int item, part, n_items, n_parts, slot;
+    uint8_t *base;      // this warp's slots, plus this lane's offset
+    const uint8_t *src; // next part of the present item, plus this lane's offset
+    int kb0, n_kb;      // this warp's blocks of every strip
+    int item, left, n_items, slot; // left: blocks of the present item not yet asked for
     const k_gemv *a;
 
+    // Weights of item `it` of this CTA. GLU: gate and up alternate.
     __device__ __forceinline__ const uint8_t *source(int it) {
-        int i = a->act != KACT_NONE ? (blockIdx.x + (it >> 1) * gridDim.x)
-                                    : (blockIdx.x + it * gridDim.x);
-        int s = a->act != KACT_NONE ? (it & 1) : 0;
-        if (a->act == KACT_NONE) {
-            if (i >= a->seg[0].n_strips && a->n_seg > 1) {
-                i -= a->seg[0].n_strips, s = 1;
-                if (i >= a->seg[1].n_strips && a->n_seg > 2) i -= a->seg[1].n_strips, s = 2;
-            }
+        bool glu = a->act != KACT_NONE;
+        int i = blockIdx.x + (glu ? it >> 1 : it) * gridDim.x, s = glu ? it & 1 : 0;
+        if (!glu && i >= a->seg[0].n_strips && a->n_seg > 1) {
+            i -= a->seg[0].n_strips, s = 1;
+            if (i >= a->seg[1].n_strips && a->n_seg > 2) i -= a->seg[1].n_strips, s = 2;
         }
-        const uint8_t *w = s == 0 ? a->seg[0].w : s == 1 ? a->seg[1].w : a->seg[2].w;
-        return w + ((size_t)i * a->n_kb + kb0) * F::BYTES;
+        return a->seg[s].w + ((size_t)i * a->n_kb + kb0) * F::BYTES;
     }
     // Starts the copy of the next part into the next slot.
     __device__ __forceinline__ void fill(int lane) {
-        if (item < n_items && n_parts > 0) {
-            int kb = part * F::SLOT_KB, n = min(F::SLOT_KB, n_kb - kb);
-            const uint8_t *src = source(item) + (size_t)kb * F::BYTES;
+        if (item < n_items && n_kb > 0) {
+            int n16 = min(F::SLOT_KB, left) * (F::BYTES / 16) - lane;
             uint8_t *dst = base + slot * SLOT;
-            int n16 = n * (F::BYTES / 16);
 #pragma unroll
             for (int p = 0; p < (SLOT / 16 + 31) / 32; p++) {
-                int i = p * 32 + lane;
-                if (i < n16) cp16(dst + i * 16, src + i * 16);
+                if (p * 32 < n16) cp16(dst + p * 512, src + p * 512);
             }
-            if (++part == n_parts) part = 0, item++;
+            src += SLOT;
+            left -= F::SLOT_KB;
+            if (left <= 0 && ++item < n_items) src = source(item) + lane * 16, left = n_kb;
         }
         cp_commit();
         if (++slot == GEMV_SLOTS) slot = 0;
@@ -64,10 +61,10 @@ template <class F, int NT> struct Acc {
 };
 
 // One block of quantised weights. xs: this block's activations; xm: its sums.
-template <class F, int NT>
+template <class F, int NT, int MT, int SB>
 __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, const uint4 *xs,
-                                          const float *xm, int n_tok, const int *xo, const int *xt,
-                                          int lane, int bf) {
+                                          const float *xm, const int *xo, const int *xt,
+                                          int lane) {
     constexpr int GB = F::GROUP < 32 ? 1 : F::GROUP / 32; // runs of 32 columns in a group
     int g = lane >> 2;
     int k[NT][4];
@@ -77,7 +74,7 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
         c.load(tile, i, lane);
         uint4 x[NT];
 #pragma unroll
-        for (int j = 0; j < NT; j++) x[j] = xs[i * n_tok * 8 + xo[j]];
+        for (int j = 0; j < NT; j++) x[j] = xs[i * MT * 8 + xo[j]];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t a[4];
@@ -86,13 +83,13 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
 #pragma unroll
                 for (int q = 0; q < 2; q++) {
                     int grp = (i * 2 + h) * 2 + q;
-                    Scale2 s = scales<F>(tile, grp, g, bf);
+                    Scale2 s = scales<F>(tile, grp, g, SB);
 #pragma unroll
                     for (int j = 0; j < NT; j++) {
                         k[j][0] = k[j][1] = k[j][2] = k[j][3] = MAGIC_I;
                         mma_i8_k16(k[j], a[q * 2], a[q * 2 + 1],
                                    h ? (q ? x[j].w : x[j].z) : (q ? x[j].y : x[j].x));
-                        float X = xm[grp * n_tok + xt[j]];
+                        float X = xm[grp * MT + xt[j]];
                         float v0 = fmaf(__int_as_float(k[j][0]) - MAGIC_F, 256.f,
                                         __int_as_float(k[j][1]) - MAGIC_F);
                         float v1 = fmaf(__int_as_float(k[j][2]) - MAGIC_F, 256.f,
@@ -111,10 +108,10 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
             }
             if ((blk + 1) % GB == 0) {
                 int grp = blk / GB;
-                Scale2 s = scales<F>(tile, grp, g, bf);
+                Scale2 s = scales<F>(tile, grp, g, SB);
 #pragma unroll
                 for (int j = 0; j < NT; j++) {
-                    float X = xm[grp * n_tok + xt[j]];
+                    float X = xm[grp * MT + xt[j]];
                     float v0 = fmaf(__int_as_float(k[j][0]) - MAGIC_F, 256.f,
                                     __int_as_float(k[j][1]) - MAGIC_F);
                     float v1 = fmaf(__int_as_float(k[j][2]) - MAGIC_F, 256.f,
@@ -127,16 +124,16 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
     }
 }
 
-template <class F, int NT>
+template <class F, int NT, int MT>
 __device__ __forceinline__ void block_float(Acc<F, NT> &acc, const uint8_t *tile, const uint4 *xs,
-                                            int n_tok, const int *xo, int lane) {
+                                            const int *xo, int lane) {
 #pragma unroll
     for (int i = 0; i < F::KB / 32; i++) {
         uint4 a0 = *reinterpret_cast<const uint4 *>(tile + (2 * i) * 512 + lane * 16);
         uint4 a1 = *reinterpret_cast<const uint4 *>(tile + (2 * i + 1) * 512 + lane * 16);
 #pragma unroll
         for (int j = 0; j < NT; j++) {
-            uint4 x = xs[i * n_tok * 8 + xo[j]];
+            uint4 x = xs[i * MT * 8 + xo[j]];
             if (F::BF) {
                 mma_bf(acc.r[j], a0.x, a0.y, a0.z, a0.w, x.x, x.y);
                 mma_bf(acc.r[j], a1.x, a1.y, a1.z, a1.w, x.z, x.w);
@@ -174,9 +171,9 @@ __device__ __forceinline__ float max4(float m, float4 v) {
 }
 
 // Columns [c0, c1) of one token into fixed point. Returns the scale.
-template <class F>
+template <class F, int MT>
 __device__ __forceinline__ float prepare_int(const k_gemv &a, const float *x, int c0, int c1,
-                                             int tok, int n_tok, uint32_t *xs, float *xm, int lane,
+                                             int tok, uint32_t *xs, float *xm, int lane,
                                              float &ssq) {
     float m = 0.f, dummy = 0.f;
     for (int c = c0 + lane * 4; c < c1; c += 128) m = max4(m, load_x4(a, x, c, ssq));
@@ -196,19 +193,19 @@ __device__ __forceinline__ float prepare_int(const k_gemv &a, const float *x, in
         for (int s = 1; s < F::XG / 4; s <<= 1) sum += __shfl_xor_sync(FULL, sum, s);
         if (in) {
             int i = c >> 6, w = (c & 63) >> 2; // run of 64 columns, word in it
-            uint32_t *p = xs + (((i * n_tok + tok) * 2) * 4 + (w & 3)) * 4 + (w >> 2);
+            uint32_t *p = xs + (((i * MT + tok) * 2) * 4 + (w & 3)) * 4 + (w >> 2);
             p[0] = hi;
             p[16] = lo;
-            if (c % F::XG == 0) xm[(c / F::XG) * n_tok + tok] = (float)sum;
+            if (c % F::XG == 0) xm[(c / F::XG) * MT + tok] = (float)sum;
         }
     }
     return m * (1.f / 32512.f);
 }
 
 // The same into a high and a low 16-bit float. float16 is scaled by a power of two.
-template <class F>
+template <class F, int MT>
 __device__ __forceinline__ float prepare_float(const k_gemv &a, const float *x, int c0, int c1,
-                                               int tok, int n_tok, uint32_t *xs, int lane,
+                                               int tok, uint32_t *xs, int lane,
                                                float &ssq) {
     float inv = 1.f, d = 1.f, dummy = 0.f;
     if (!F::BF) {
@@ -236,17 +233,19 @@ __device__ __forceinline__ float prepare_float(const k_gemv &a, const float *x, 
             l1 = pack_h(v.z - h_lo(h1), v.w - h_hi(h1));
         }
         int i = c >> 5, t = (c & 15) >> 2, f = (c & 31) >> 4;
-        uint32_t *p = xs + (((i * n_tok + tok) * 2) * 4 + t) * 4 + f * 2;
+        uint32_t *p = xs + (((i * MT + tok) * 2) * 4 + t) * 4 + f * 2;
         p[0] = h0, p[1] = h1;
         p[16] = l0, p[17] = l1;
     }
     return d;
 }
 
-template <class F, int NT> __device__ __forceinline__ void gemv_body(const k_gemv &a) {
+// MT: most tokens of a pass (strides of the prepared activations). SB: 16-bit scales are bf16.
+template <class F, int MT, int SB> __device__ __forceinline__ void gemv_body(const k_gemv &a) {
+    constexpr int NT = MT > 4 ? 2 : 1;
     extern __shared__ __align__(128) uint8_t sm[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    int tok0 = blockIdx.y * a.pass_tok, n_tok = min(a.pass_tok, a.n_tok - tok0);
+    int tok0 = blockIdx.y * a.pass_tok, n_tok = MT == 1 ? 1 : min(a.pass_tok, a.n_tok - tok0);
     int pair = a.act != KACT_NONE;
     int mine = (a.n_items - 1 - (int)blockIdx.x) / (int)gridDim.x + 1; // items (GLU: pairs)
     int n_items = pair ? 2 * mine : mine;
@@ -257,13 +256,14 @@ template <class F, int NT> __device__ __forceinline__ void gemv_body(const k_gem
     float *part = reinterpret_cast<float *>(sm + a.off_part); // [2][warp][token][16]
 
     Ring<F> ring;
-    int kb0 = warp * a.n_kb / WARPS, kb1 = (warp + 1) * a.n_kb / WARPS;
+    int kb0 = warp * a.n_kb / WARPS, n_kb = (warp + 1) * a.n_kb / WARPS - kb0;
+    uint8_t *slots = sm + warp * GEMV_SLOTS * Ring<F>::SLOT;
     ring.a = &a;
-    ring.base = sm + warp * GEMV_SLOTS * Ring<F>::SLOT;
-    ring.kb0 = kb0, ring.n_kb = kb1 - kb0;
-    ring.item = ring.part = ring.slot = 0;
+    ring.base = slots + lane * 16;
+    ring.kb0 = kb0, ring.n_kb = ring.left = n_kb;
+    ring.item = ring.slot = 0;
     ring.n_items = n_items;
-    ring.n_parts = (kb1 - kb0 + F::SLOT_KB - 1) / F::SLOT_KB;
+    ring.src = ring.source(0) + lane * 16;
     dep_trigger();
 #pragma unroll 1
     for (int i = 0; i < GEMV_SLOTS; i++) ring.fill(lane);
@@ -272,12 +272,11 @@ template <class F, int NT> __device__ __forceinline__ void gemv_body(const k_gem
     for (int k = 0; k < n_tok; k++) {
         const float *x = a.x + (size_t)(tok0 + k) * a.ldx;
         float ssq = 0.f, d;
-        if (F::FLOAT) {
-            d = prepare_float<F>(a, x, kb0 * F::KB, kb1 * F::KB, k, n_tok, (uint32_t *)xs, lane,
-                                 ssq);
+        int c0 = kb0 * F::KB, c1 = c0 + n_kb * F::KB;
+        if constexpr (F::FLOAT) {
+            d = prepare_float<F, MT>(a, x, c0, c1, k, (uint32_t *)xs, lane, ssq);
         } else {
-            d = prepare_int<F>(a, x, kb0 * F::KB, kb1 * F::KB, k, n_tok, (uint32_t *)xs, xm, lane,
-                               ssq);
+            d = prepare_int<F, MT>(a, x, c0, c1, k, (uint32_t *)xs, xm, lane, ssq);
         }
         ssq = warp_sum(ssq);
         if (lane == 0) ds[warp * 8 + k] = d, ssqs[warp * 8 + k] = ssq;
@@ -290,45 +289,58 @@ template <class F, int NT> __device__ __forceinline__ void gemv_body(const k_gem
         xo[j] = (min(4 * j + (g >> 1), n_tok - 1) * 2 + (g & 1)) * 4 + t;
         xt[j] = min(4 * j + t, n_tok - 1);
     }
+    const uint4 *my_xs = xs + (size_t)kb0 * (F::KB / (F::FLOAT ? 32 : 64)) * MT * 8;
+    const float *my_xm = xm + kb0 * (F::KB / F::XG) * MT;
     int buf = 0, slot = 0;
-    int my_row = threadIdx.x & 15, my_tok = threadIdx.x >> 4;
-    bool writes = my_tok < n_tok;
     float gate = 0.f;
 #pragma unroll 1
     for (int it = 0; it < n_items; it++) {
-        // Where this thread's output goes; its bias and residual are requested now.
-        int strip = pair ? blockIdx.x + (it >> 1) * gridDim.x : blockIdx.x + it * gridDim.x;
-        int si = pair ? (it & 1) : 0;
-        if (!pair && a.n_seg > 1 && strip >= a.seg[0].n_strips) {
-            strip -= a.seg[0].n_strips, si = 1;
-            if (a.n_seg > 2 && strip >= a.seg[1].n_strips) strip -= a.seg[1].n_strips, si = 2;
-        }
-        const k_seg &s = a.seg[si];
-        int row = strip * 16 + my_row;
-        bool out = writes && row < s.n_rows;
+        // The outputs of an item belong to other warps each time. Where this thread's output
+        // goes; its bias and residual are requested now.
+        int e = ((warp - (pair ? it >> 1 : it)) & (WARPS - 1)) * 32 + lane;
+        int my_row = e & 15, my_tok = e >> 4;
+        bool writes = my_tok < n_tok;
+        int strip = 0, si = pair ? it & 1 : 0, row = 0;
         float add = 0.f;
-        if (out && s.bias) add = s.bias[row];
-        if (out && s.res) add += ldx(s.res + (size_t)(tok0 + my_tok) * s.ldr + row);
-
+        if (writes) {
+            strip = blockIdx.x + (pair ? it >> 1 : it) * gridDim.x;
+            if (!pair && a.n_seg > 1 && strip >= a.seg[0].n_strips) {
+                strip -= a.seg[0].n_strips, si = 1;
+                if (a.n_seg > 2 && strip >= a.seg[1].n_strips) strip -= a.seg[1].n_strips, si = 2;
+            }
+            row = strip * 16 + my_row;
+            const k_seg &s = a.seg[si];
+            if (row < s.n_rows) {
+                if (s.bias) add = s.bias[row];
+                if (s.res) add += ldx(s.res + (size_t)(tok0 + my_tok) * s.ldr + row);
+            }
+        }
         Acc<F, NT> acc;
         acc.clear();
 #pragma unroll 1
-        for (int p = 0; p < ring.n_parts; p++) {
+        for (int kb = 0; kb < n_kb; kb += F::SLOT_KB) {
             cp_wait<GEMV_SLOTS - 1>();
             __syncwarp();
-            const uint8_t *tile = ring.base + slot * Ring<F>::SLOT;
-            int kb = kb0 + p * F::SLOT_KB, n = min(F::SLOT_KB, kb1 - kb);
-#pragma unroll 1
-            for (int b = 0; b < n; b++, kb++) {
+            const uint8_t *tile = slots + slot * Ring<F>::SLOT;
+            const uint4 *x = my_xs + kb * (F::KB / (F::FLOAT ? 32 : 64)) * MT * 8;
+            const float *xq = my_xm + kb * (F::KB / F::XG) * MT;
+            auto block = [&](int b) {
                 if constexpr (F::FLOAT) {
-                    block_float<F, NT>(acc, tile + b * F::BYTES,
-                                       xs + (size_t)kb * (F::KB / 32) * n_tok * 8, n_tok, xo, lane);
+                    block_float<F, NT, MT>(acc, tile + b * F::BYTES, x + b * (F::KB / 32) * MT * 8,
+                                           xo, lane);
                 } else {
-                    block_int<F, NT>(acc, tile + b * F::BYTES,
-                                     xs + (size_t)kb * (F::KB / 64) * n_tok * 8,
-                                     xm + kb * (F::KB / F::XG) * n_tok, n_tok, xo, xt, lane,
-                                     a.scale_type);
+                    block_int<F, NT, MT, SB>(acc, tile + b * F::BYTES,
+                                             x + b * (F::KB / 64) * MT * 8,
+                                             xq + b * (F::KB / F::XG) * MT, xo, xt, lane);
                 }
+            };
+            int n = n_kb - kb;
+            if (n >= F::SLOT_KB) {
+#pragma unroll
+                for (int b = 0; b < F::SLOT_KB; b++) block(b);
+            } else {
+#pragma unroll 1
+                for (int b = 0; b < n; b++) block(b);
             }
             __syncwarp();
             if (++slot == GEMV_SLOTS) slot = 0;
@@ -364,10 +376,8 @@ template <class F, int NT> __device__ __forceinline__ void gemv_body(const k_gem
                 gate = v;
             } else {
                 if (pair) v = activate(gate, a.act) * v;
-                if (out) {
-                    const k_seg &o = pair ? a.seg[0] : s;
-                    o.y[(size_t)(tok0 + my_tok) * o.ldy + row] = v;
-                }
+                const k_seg &o = a.seg[pair ? 0 : si];
+                if (row < o.n_rows) o.y[(size_t)(tok0 + my_tok) * o.ldy + row] = v;
             }
         }
         buf ^= 1;
@@ -375,10 +385,24 @@ template <class F, int NT> __device__ __forceinline__ void gemv_body(const k_gem
     cp_wait<0>();
 }
 
-#define GEMV(name)                                                                                 \
-    ENTRY __launch_bounds__(256, 1) gemv_##name##_t4(PAR const k_gemv a) {                         \
-        gemv_body<Fmt_##name, 1>(a);                                                               \
-    }                                                                                              \
-    ENTRY __launch_bounds__(256, 1) gemv_##name##_t8(PAR const k_gemv a) {                         \
-        gemv_body<Fmt_##name, 2>(a);                                                               \
+template <class F, int MT> __device__ __forceinline__ void gemv_any_scale(const k_gemv &a) {
+    if (F::SC == KSC_PAIR && a.scale_type) {
+        gemv_body<F, MT, F::SC == KSC_PAIR>(a);
+    } else {
+        gemv_body<F, MT, 0>(a);
     }
+}
+
+#define GEMV_ENTRY(name, MT)                                                                       \
+    ENTRY __launch_bounds__(256, 1) gemv_##name##_t##MT(PAR const k_gemv a) {                      \
+        gemv_any_scale<Fmt_##name, MT>(a);                                                         \
+    }
+// Tokens of a pass: quantised formats 1, 4, 8; 16-bit floats (prepared in twice the bytes) 1, 2, 4.
+#define GEMV(name)                                                                                 \
+    GEMV_ENTRY(name, 1)                                                                            \
+    GEMV_ENTRY(name, 4)                                                                            \
+    GEMV_ENTRY(name, 8)
+#define GEMV_FLOAT(name)                                                                           \
+    GEMV_ENTRY(name, 1)                                                                            \
+    GEMV_ENTRY(name, 2)                                                                            \
+    GEMV_ENTRY(name, 4)

@@ -273,17 +273,6 @@ ENTRY embed(PAR const k_embed a) {
     }
 }
 
-// Packed weight to bf16 rows; grid y = row.
-ENTRY unpack(PAR const k_unpack a) {
-    dep_wait();
-    for (int64_t row = blockIdx.x; row < a.n_rows; row += gridDim.x) {
-        for (int c = threadIdx.x; c < a.n_cols; c += blockDim.x) {
-            __nv_bfloat16 v = __float2bfloat16(weight_at(a.w, row, c));
-            a.y[row * a.n_cols + c] = __bfloat16_as_ushort(v);
-        }
-    }
-}
-
 // Plain product for formats that are not packed: 4 rows x 8 tokens a warp-row, float32.
 ENTRY __launch_bounds__(256) mm_rows(PAR const k_mm_rows a) {
     dep_trigger();
