@@ -37,10 +37,12 @@ void bpe_free(bpe *b) {
     *b = (bpe){0};
 }
 
-// A token of the model itself.
+// Tokens that text must not become by merging.
+enum { NOT_MERGED = TOK_OUTSIDE | TOK_SPECIAL | TOK_MARKUP };
+
 static int32_t find_token(const bpe *b, mx_str text) {
     int32_t id = vocab_find(b->v, text);
-    return id >= 0 && (b->v->flags[id] & TOK_OUTSIDE) ? -1 : id;
+    return id >= 0 && (b->v->flags[id] & NOT_MERGED) ? -1 : id;
 }
 
 void bpe_init(bpe *b, const vocab *v) {
@@ -100,6 +102,16 @@ mx_status bpe_add_rule(bpe *b, mx_str left, mx_str right, uint32_t rank, mx_err 
     if (b->rules[i].key == NO_PAIR) b->n_rules++;
     b->rules[i] = (bpe_rule){key, rank, id};
     return MX_OK;
+}
+
+void bpe_drop_markup(bpe *b) {
+    for (size_t i = 0; i < b->n_slots; i++) {
+        bpe_rule *r = &b->rules[i];
+        if (r->key != NO_PAIR && (b->v->flags[r->id] & NOT_MERGED)) r->id = -1;
+    }
+    for (uint32_t c = 0; c < BPE_LOW; c++) {
+        if (b->low[c] >= 0 && (b->v->flags[b->low[c]] & NOT_MERGED)) b->low[c] = -1;
+    }
 }
 
 static void count_chars(bpe *b) {
@@ -179,7 +191,7 @@ static inline void set_pair(const bpe *b, bpe_sym *s, int32_t right) {
          i = (i + 1) & (b->n_slots - 1)) {
         if (b->rules[i].key != key) continue;
         s->joint = b->rules[i].id;
-        s->key = b->rules[i].rank;
+        if (s->joint >= 0) s->key = b->rules[i].rank;
         return;
     }
 }

@@ -11,7 +11,7 @@ enum { BPE_LOW = 0x250, BPE_MAX_CHARS = 0xffff };
 typedef struct bpe_rule {
     uint64_t key;
     uint32_t rank;
-    int32_t id;
+    int32_t id; // -1: the rule is not followed
 } bpe_rule;
 
 // Read-only after loading. Either `rules` (a list of merges) or `score_rank` (a vocabulary whose
@@ -39,6 +39,10 @@ mx_status bpe_add_rule(bpe *b, mx_str left, mx_str right, uint32_t rank, mx_err 
 void bpe_use_scores(bpe *b, const float *scores);
 // Takes the order of the ids (Gemma's vocabularies list tokens in the order of their merges).
 void bpe_use_id_order(bpe *b);
+
+// Makes special and markup tokens unreachable by merging: they come from added-token matching only,
+// so that untrusted text cannot arrive at them. Call when the flags are complete.
+void bpe_drop_markup(bpe *b);
 
 // Working memory of one encode call, grown as needed.
 typedef struct bpe_work {

@@ -228,6 +228,12 @@ static mx_status get_id(gguf_load *g, const char *key, bool special, int32_t *ou
                                g->err);
 }
 
+// A boolean; *out stays as it is when the key is absent.
+static mx_status get_flag(gguf_load *g, const char *key, bool *out) {
+    if (!mx_gguf_find(g->w, key) || mx_gguf_get_bool(g->w, key, out)) return MX_OK;
+    return mx_err_set(g->err, MX_FORMAT, "%s: not a boolean", key);
+}
+
 static mx_status load_ids(gguf_load *g, bool bos_by_default) {
     mx_tokenizer *t = g->t;
     int32_t eot, eom, unk;
@@ -250,14 +256,8 @@ static mx_status load_ids(gguf_load *g, bool bos_by_default) {
         if (id >= 0 && (t->v.flags[id] & TOK_SPECIAL)) tokenizer_add_eos(t, id);
     }
     bool add_bos = bos_by_default, add_eos = false;
-    if (mx_gguf_find(g->w, KEY "add_bos_token") &&
-        !mx_gguf_get_bool(g->w, KEY "add_bos_token", &add_bos)) {
-        return mx_err_set(g->err, MX_FORMAT, KEY "add_bos_token: not a boolean");
-    }
-    if (mx_gguf_find(g->w, KEY "add_eos_token") &&
-        !mx_gguf_get_bool(g->w, KEY "add_eos_token", &add_eos)) {
-        return mx_err_set(g->err, MX_FORMAT, KEY "add_eos_token: not a boolean");
-    }
+    MX_TRY(get_flag(g, KEY "add_bos_token", &add_bos));
+    MX_TRY(get_flag(g, KEY "add_eos_token", &add_eos));
     if (add_bos && t->bos >= 0) mx_ids_push(&t->prefix, t->bos);
     if (add_eos && t->eos >= 0) mx_ids_push(&t->suffix, t->eos);
     return MX_OK;
@@ -309,7 +309,7 @@ static mx_status load_scores(gguf_load *g) {
 static mx_status load_sentencepiece(gguf_load *g) {
     mx_tokenizer *t = g->t;
     bool space_prefix = true;
-    mx_gguf_get_bool(g->w, KEY "add_space_prefix", &space_prefix);
+    MX_TRY(get_flag(g, KEY "add_space_prefix", &space_prefix));
     MX_TRY(load_ids(g, true));
     if (t->b.unk < 0) t->b.unk = vocab_find(&t->v, mx_str_of("<unk>"));
     t->b.fuse_unk = t->b.byte_fallback = true;

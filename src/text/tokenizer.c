@@ -171,6 +171,7 @@ mx_status tokenizer_finish(mx_tokenizer *t, mx_err *err) {
     added_sort(&t->raw);
     added_sort(&t->normal);
     added_sort(&t->strict);
+    bpe_drop_markup(&t->b);
     detok_make_pieces(t);
     return MX_OK;
 }

@@ -175,6 +175,22 @@ static void spans_guard_control_tokens(void **state) {
     mx_tokenizer_close(t);
 }
 
+// A vocabulary whose merges lead to a control token: they are not followed.
+static void merges_do_not_arrive_at_control_tokens(void **state) {
+    (void)state;
+    static const char vocab[] =
+        FILE_OF("{\"<\":0,\"s\":1,\">\":2,\"<s\":3,\"<s>\":4,\"s>\":5}", "[\"< s\",\"<s >\"]",
+                ",\"added_tokens\":[{\"id\":4,\"content\":\"<s>\",\"special\":true}]");
+    mx_tokenizer *t = open_small(vocab, NULL);
+    mx_ids ids = {0};
+    mx_err err = {0};
+    mx_span span[] = {{mx_str_of("<s>"), false}, {mx_str_of("<s>"), true}};
+    assert_int_equal(mx_tokenizer_encode_spans(t, span, 2, &ids, &err), MX_OK);
+    ASSERT_IDS(&ids, 3, 2, 4);
+    mx_free(ids.v);
+    mx_tokenizer_close(t);
+}
+
 static void bos_is_added_once(void **state) {
     (void)state;
     static const char post[] = FILE_OF(
@@ -563,6 +579,7 @@ int main(void) {
         cmocka_unit_test(errors_name_the_place),
         cmocka_unit_test(deep_json_is_an_error),
         cmocka_unit_test(spans_guard_control_tokens),
+        cmocka_unit_test(merges_do_not_arrive_at_control_tokens),
         cmocka_unit_test(bos_is_added_once),
         cmocka_unit_test(bad_text_is_refused),
         cmocka_unit_test(deltas_never_break_characters),
