@@ -64,6 +64,7 @@ static jflow run_loop(jrt *r, const jnode *n, jval items, int depth0) {
     *loop = (jloop){.node = n, .scope = outer, .items = it.v, .n = it.n, .depth0 = depth0};
     jscope *s = NULL;
     jflow flow = JF_NEXT;
+    bool completed = false; // Jinja runs `else` unless some pass reached its end
     for (; loop->index0 < it.n && flow != JF_BREAK; loop->index0++) {
         jinja_charge(r, 1);
         if (!s || s->captured) s = jinja_scope_push(r, outer);
@@ -72,9 +73,10 @@ static jflow run_loop(jrt *r, const jnode *n, jval items, int depth0) {
         jinja_assign(r, r->t->id_loop, (jval){.kind = JV_LOOP, .u.loop = loop});
         assign_to(r, n->a, it.v[loop->index0]);
         flow = jinja_exec(r, n->body);
+        completed |= flow == JF_NEXT;
     }
     r->scope = outer;
-    if (it.n || !n->els) return JF_NEXT;
+    if (completed || !n->els) return JF_NEXT;
     jinja_scope_push(r, outer);
     flow = jinja_exec(r, n->els);
     r->scope = outer;
@@ -257,21 +259,31 @@ static jval apply_filters(jrt *r, const jnode *n, jval in) {
     return jinja_call_func(r, "filter", n->fn, in, &args);
 }
 
-static void exec_set_block(jrt *r, const jnode *n) {
+// Captures a block's text in a scope of its own. A break or continue in it leaves the block, and
+// its text is dropped.
+static jflow capture_block(jrt *r, const jnode *n, jval *v) {
     jscope *outer = r->scope;
+    jflow flow;
     jinja_scope_push(r, outer);
-    jval v = jv_str(capture(r, n->body, NULL));
+    *v = jv_str(capture(r, n->body, &flow));
     r->scope = outer;
-    if (n->b) v = apply_filters(r, n->b, v);
-    assign_to(r, n->a, v);
+    return flow;
 }
 
-static void exec_filter_block(jrt *r, const jnode *n) {
-    jscope *outer = r->scope;
-    jinja_scope_push(r, outer);
-    jval v = jv_str(capture(r, n->body, NULL));
-    r->scope = outer;
-    jinja_print(r, r->out, apply_filters(r, n->b, v));
+static jflow exec_set_block(jrt *r, const jnode *n) {
+    jval v;
+    jflow flow = capture_block(r, n, &v);
+    if (flow != JF_NEXT) return flow;
+    if (n->b) v = apply_filters(r, n->b, v);
+    assign_to(r, n->a, v);
+    return JF_NEXT;
+}
+
+static jflow exec_filter_block(jrt *r, const jnode *n) {
+    jval v;
+    jflow flow = capture_block(r, n, &v);
+    if (flow == JF_NEXT) jinja_print(r, r->out, apply_filters(r, n->b, v));
+    return flow;
 }
 
 static jflow exec_with(jrt *r, const jnode *n) {
@@ -316,10 +328,10 @@ static jflow exec_node(jrt *r, const jnode *n) {
     case JN_IF: return exec_if(r, n);
     case JN_FOR: return run_loop(r, n, jinja_eval(r, n->b), 0);
     case JN_SET: assign_to(r, n->a, jinja_eval(r, n->b)); return JF_NEXT;
-    case JN_SETBLOCK: exec_set_block(r, n); return JF_NEXT;
+    case JN_SETBLOCK: return exec_set_block(r, n);
     case JN_MACRO: jinja_assign(r, n->name, make_macro(r, n)); return JF_NEXT;
     case JN_CALLBLOCK: exec_call_block(r, n); return JF_NEXT;
-    case JN_FILTERBLOCK: exec_filter_block(r, n); return JF_NEXT;
+    case JN_FILTERBLOCK: return exec_filter_block(r, n);
     case JN_WITH: return exec_with(r, n);
     case JN_BLOCK: return exec_block(r, n);
     case JN_BREAK: return JF_BREAK;

@@ -239,7 +239,7 @@ static jnode *parse_set(jparse *p, jnode *n) {
         jinja_syntax_error(p, MX_FORMAT, n->line, "block set with several targets");
     // filters on the block: the innermost has no input of its own
     if (jinja_is_op(p, JO_PIPE)) n->b = jinja_parse_filters(p, NULL, false);
-    n->body = parse_closed_body(p, "endset");
+    n->body = parse_body_to(p, "endset");
     return n;
 }
 
@@ -314,7 +314,7 @@ static jnode *parse_with(jparse *p, jnode *n) {
 
 static jnode *parse_filter_block(jparse *p, jnode *n) {
     n->b = jinja_parse_filters(p, NULL, true);
-    n->body = parse_closed_body(p, "endfilter");
+    n->body = parse_body_to(p, "endfilter");
     return n;
 }
 
