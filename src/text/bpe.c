@@ -66,7 +66,7 @@ static size_t slot_of(uint64_t key, size_t n_slots) {
 
 void bpe_reserve_rules(bpe *b, size_t n) {
     size_t cap = b->n_slots ? b->n_slots : 1024;
-    while (cap < n * 2) cap *= 2;
+    while (cap * 3 < n * 4) cap *= 2;
     if (cap == b->n_slots) return;
     bpe_rule *rules = mx_alloc(cap * sizeof *rules);
     memset(rules, 0xff, cap * sizeof *rules);
