@@ -302,12 +302,16 @@ static void time_steps(bench *p, layers *l, const char *what, int n, int rows, i
                        double bytes) {
     double s[64];
     run_step(p, l, 0, rows, pos0, skip);
+    const cpu_backend *own = (const cpu_backend *)(const void *)p->b;
+    uint64_t shed = own->n_shed_steps;
     double cpu = cpu_seconds();
     for (int i = 0; i < n; i++) s[i] = run_step(p, l, i % 2, rows, pos0, skip);
     cpu = (cpu_seconds() - cpu) / n;
     qsort(s, (size_t)n, sizeof *s, by_value);
-    printf("  %-28s %9.3f ms (least %9.3f, cpu %9.3f) %9.1f tok/s %7.2f GB/s\n", what,
-           s[n / 2] * 1e3, s[0] * 1e3, cpu * 1e3, rows / s[n / 2], bytes / s[n / 2] * 1e-9);
+    printf(
+        "  %-28s %9.3f ms (least %9.3f, cpu %9.3f) %9.1f tok/s %7.2f GB/s, %d on fewer threads\n",
+        what, s[n / 2] * 1e3, s[0] * 1e3, cpu * 1e3, rows / s[n / 2], bytes / s[n / 2] * 1e-9,
+        (int)(own->n_shed_steps - shed));
     fflush(stdout);
 }
 

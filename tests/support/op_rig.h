@@ -20,7 +20,7 @@ typedef struct rig {
     mx_step_facts facts;
     mx_tensor *used[32]; // freed by rig_reset
     int n_used;
-    int slot; // next to submit
+    int slot;       // next to submit
     mx_phase phase; // of the steps; DECODE when opened
 } rig;
 
