@@ -63,7 +63,8 @@ typedef struct process {
 } process;
 
 static char *argv[MAX_ARGS];
-static const char *run_into; // standard output is this file instead of a pipe
+static const char *run_into;             // standard output is this file instead of a pipe
+static const char *env_name, *env_value; // set for the next process only
 
 // printf-like words; %s is one word whatever it holds.
 static void set_args(const char *fmt, va_list ap) {
@@ -103,10 +104,12 @@ static void start(process *p, const char *fmt, ...) {
     assert_int_equal(pipe(in) | pipe(out) | pipe(err), 0);
     p->pid = fork();
     if (p->pid == 0) {
+        if (env_name) setenv(env_name, env_value, 1);
         child_streams(in, out, err);
         execv(argv[0], argv);
         _exit(127);
     }
+    env_name = run_into = NULL;
     close(in[0]), close(out[1]), close(err[1]);
     p->in = in[1], p->out = out[0], p->err = err[0];
 }
@@ -248,12 +251,12 @@ static void loading_errors_are_3(void **state) {
     ckpt_write_file(broken, "not a model at all", 18);
     run(&p, "inspect -m %s", broken);
     expect(&p, 3, "", "broken.gguf");
-    setenv("MLXCEL_MEMORY_LIMIT", "4K", 1);
+    env_name = "MLXCEL_MEMORY_LIMIT", env_value = "4K";
     run(&p, "generate -m %s -p x -n 1", model);
     expect(&p, 3, "", "DOES NOT FIT");
+    env_name = "MLXCEL_MEMORY_LIMIT", env_value = "4K";
     run(&p, "generate -m %s -p x -n 1 --force", model);
     expect(&p, 0, NULL, NULL);
-    unsetenv("MLXCEL_MEMORY_LIMIT");
     mx_free(text);
     mx_free(broken);
 }
@@ -288,7 +291,6 @@ static void output_that_nobody_reads(void **state) {
     assert_string_equal(p.err_text, "");
     run_into = "/dev/full"; // a device without room: not quiet
     run(&p, "--help");
-    run_into = NULL;
     expect(&p, 1, "", "standard output: ");
 }
 
@@ -439,6 +441,21 @@ static void perplexity_lines_and_text(void **state) {
     mx_free(file);
 }
 
+static void the_prompt_may_come_from_a_file(void **state) {
+    (void)state;
+    pipe_through("abc", "generate -m %s -f - -n 1 --json -q", model);
+    expect(&p, 0, NULL, NULL);
+    assert_non_null(strstr(p.out_text, "\"prompt_ids\":[97,98,99]"));
+    run(&p, "generate -m %s -p x -f -", model);
+    expect(&p, 2, "", "one of them");
+    run(&p, "generate -m %s -f /nonexistent/file", model);
+    expect(&p, 1, "", "/nonexistent/file");
+    run(&p, "generate -m %s -p %s -n 1", model, "");
+    expect(&p, 2, "", "empty");
+    run(&p, "generate -m %s -p abcdefghijklmnopqrst --ctx-size 16", model);
+    expect(&p, 1, "", "context");
+}
+
 // ---- Never a chat where a prompt was given ----
 
 static void one_answer_whatever_standard_input_is(void **state) {
@@ -493,9 +510,8 @@ static size_t count_prompt_ids(int k) {
 
 static void conversations_grow_and_clear(void **state) {
     (void)state;
-    setenv("MLXCEL_PRINT_TOKEN_IDS", "1", 1);
+    env_name = "MLXCEL_PRINT_TOKEN_IDS", env_value = "1";
     pipe_through("ab\n\"\"\"a\nb\"\"\"\n/clear\nab\n", "run %s -n 3 " FORCE_A, chat_model);
-    unsetenv("MLXCEL_PRINT_TOKEN_IDS");
     expect(&p, 0, NULL, NULL);
     size_t one = 1 + 5 + 2 + 1 + 1, head = 1 + 10; // user turn of two bytes; assistant's heading
     assert_int_equal(count_prompt_ids(0), one + head);
@@ -506,9 +522,8 @@ static void conversations_grow_and_clear(void **state) {
 
 static void a_model_without_template_chats_all_the_same(void **state) {
     (void)state;
-    setenv("MLXCEL_PRINT_TOKEN_IDS", "1", 1);
+    env_name = "MLXCEL_PRINT_TOKEN_IDS", env_value = "1";
     pipe_through("<|im_end|>\n", "run %s -n 8 " FORCE_A, model);
-    unsetenv("MLXCEL_PRINT_TOKEN_IDS");
     expect(&p, 0, NULL, "no chat template");
     // what was typed is text, not a control token: "User: <|im_end|>\nAssistant:"
     assert_int_equal(count_prompt_ids(0), strlen("User: <|im_end|>\nAssistant:"));
@@ -663,6 +678,7 @@ int main(void) {
         cmocka_unit_test(tokenize_lines),
         cmocka_unit_test(template_lines),
         cmocka_unit_test(perplexity_lines_and_text),
+        cmocka_unit_test(the_prompt_may_come_from_a_file),
         cmocka_unit_test(one_answer_whatever_standard_input_is),
         cmocka_unit_test(a_chat_ends_with_its_input),
         cmocka_unit_test(chat_commands),
