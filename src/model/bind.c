@@ -97,6 +97,12 @@ static mx_status shape_error(const binder *b, const mx_weight_row *r, const mx_w
                       (int)MX_MIN(t->name.n, 200u), t->name.p, found, expected);
 }
 
+static mx_status type_error(const binder *b, const mx_wtensor *t) {
+    return mx_err_set(b->err, MX_UNSUPPORTED, "%s: %.*s: type %s is not a weight type", b->w->path,
+                      (int)MX_MIN(t->name.n, 200u), t->name.p,
+                      t->foreign ? t->foreign : mx_dtype_get(t->dtype)->name);
+}
+
 static mx_status plain_view(const binder *b, const mx_weight_row *r, const mx_wtensor *t,
                             mx_wview *v) {
     int64_t rows = mx_dim_value(r->rows, &b->m->hp), cols = mx_dim_value(r->cols, &b->m->hp);
@@ -105,19 +111,26 @@ static mx_status plain_view(const binder *b, const mx_weight_row *r, const mx_wt
                      : t->n_dim == 2 && t->dim[0] == rows && t->dim[1] == cols;
     if (!ok) return shape_error(b, r, t, rows, cols);
     bool block = t->dtype >= MX_Q4_0 && t->dtype <= MX_Q6_K;
-    if (!mx_dtype_is_float(t->dtype) && (!block || vector)) {
-        return mx_err_set(b->err, MX_UNSUPPORTED, "%s: %.*s: type %s is not a weight type",
-                          b->w->path, (int)MX_MIN(t->name.n, 200u), t->name.p,
-                          mx_dtype_get(t->dtype)->name);
-    }
+    if (!mx_dtype_is_float(t->dtype) && (!block || vector)) return type_error(b, t);
     *v = (mx_wview){.fmt = mx_wfmt_of(t->dtype), .data = t->data};
     v->n_rows = vector ? 1 : rows;
     v->n_cols = vector ? rows : cols;
     return MX_OK;
 }
 
-// ---- MLX quantisation
-// ----------------------------------------------------------------------------
+// ---- MLX quantisation --------------------------------------------------------------------------
+
+// A module path without the prefixes that wrappers put before a text model's modules.
+static const char *bare_path(const char *path) {
+    static const char *const parts[] = {"model.", "language_model."};
+    for (size_t i = 0; i < MX_COUNT(parts); i++) {
+        size_t n = strlen(parts[i]);
+        if (strncmp(path, parts[i], n) != 0) continue;
+        path += n;
+        i = SIZE_MAX; // from the first again
+    }
+    return path;
+}
 
 // The entry of the quantization block for a module path; overrides may carry another prefix.
 static const json_t *find_override(const binder *b, const char *base) {
@@ -126,9 +139,8 @@ static const json_t *find_override(const binder *b, const char *base) {
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)b->quant, key, value) {
-        if (!json_is_object(value) && !json_is_false(value)) continue;
-        const char *a = strstr(key, "layers."), *c = strstr(base, "layers.");
-        if (a && c && strcmp(a, c) == 0) return value;
+        if (!json_is_object(value) && !json_is_boolean(value)) continue;
+        if (strcmp(bare_path(key), bare_path(base)) == 0) return value;
     }
     return NULL;
 }
@@ -190,13 +202,15 @@ static mx_status affine_view(const binder *b, const mx_weight_row *r, const char
         return mx_err_set(b->err, MX_UNSUPPORTED, "%s: %s: %lld bits in groups of %lld", b->w->path,
                           base, (long long)bits, (long long)group);
     }
-    bool ok = t->dtype == MX_U32 && t->n_dim == 2 && t->dim[0] == rows && cols % group == 0 &&
-              t->dim[1] * 32 == cols * bits;
+    if (t->dtype != MX_U32) return type_error(b, t);
+    if (!mx_dtype_is_float(sc->dtype)) return type_error(b, sc);
+    if (!mx_dtype_is_float(bi->dtype)) return type_error(b, bi);
+    bool ok =
+        t->n_dim == 2 && t->dim[0] == rows && cols % group == 0 && t->dim[1] * 32 == cols * bits;
     const mx_wtensor *planes[] = {sc, bi};
     for (int i = 0; i < 2; i++) {
         ok = ok && planes[i]->n_dim == 2 && planes[i]->dim[0] == rows &&
-             planes[i]->dim[1] * group == cols && mx_dtype_is_float(planes[i]->dtype) &&
-             planes[i]->dtype == sc->dtype;
+             planes[i]->dim[1] * group == cols && planes[i]->dtype == sc->dtype;
     }
     if (!ok) {
         return mx_err_set(
@@ -219,8 +233,7 @@ static mx_status affine_view(const binder *b, const mx_weight_row *r, const char
     return MX_OK;
 }
 
-// ---- Rows
-// ----------------------------------------------------------------------------------------
+// ---- Rows --------------------------------------------------------------------------------------
 
 static mx_status bind_row(binder *b, const mx_weight_row *r, int32_t il) {
     bound_weight *bw = model_weight(b->m, il, r->slot);
@@ -260,8 +273,7 @@ static mx_status bind_row(binder *b, const mx_weight_row *r, int32_t il) {
     return MX_OK;
 }
 
-// ---- Every other tensor
-// ----------------------------------------------------------------------------
+// ---- Every other tensor ------------------------------------------------------------------------
 
 static bool contains(mx_str s, const char *part) {
     return memmem(s.p, s.n, part, strlen(part)) != NULL;
@@ -322,15 +334,28 @@ static mx_status bind_all(binder *b) {
     return classify_rest(b);
 }
 
+// config.json's quantization block. "quantization" is MLX's; "quantization_config" is its copy, or
+// other tools' with the name of their method.
+static mx_status find_quant(binder *b) {
+    const json_t *q = json_object_get(b->w->config, "quantization");
+    if (!json_is_object(q)) {
+        q = json_object_get(b->w->config, "quantization_config");
+        const json_t *method = json_object_get(q, "quant_method");
+        if (json_is_string(method)) {
+            return mx_err_set(b->err, MX_UNSUPPORTED,
+                              "%s: config.json: quantization method '%.64s' is not supported",
+                              b->w->path, json_string_value(method));
+        }
+    }
+    b->quant = json_is_object(q) ? q : NULL;
+    return MX_OK;
+}
+
 mx_status model_bind(mx_model *m, mx_err *err) {
     const mx_weights *w = m->weights;
     binder b = {.m = m, .w = w, .gguf = w->container == MX_CONTAINER_GGUF, .err = err};
+    MX_TRY(find_quant(&b));
     b.claimed = mx_calloc((size_t)w->n_tensors + 1, 1);
-    if (w->config) {
-        b.quant = json_object_get(w->config, "quantization");
-        if (!b.quant) b.quant = json_object_get(w->config, "quantization_config");
-        if (!json_is_object(b.quant)) b.quant = NULL;
-    }
     mx_status st = bind_all(&b);
     mx_free(b.claimed);
     return st;

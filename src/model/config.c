@@ -227,7 +227,7 @@ static mx_status read_layer_types(const mx_weights *w, mx_hparams *hp, mx_arena 
 
 // Rows of the embedding decide the vocabulary; a config may round it differently.
 static mx_status find_vocab(const mx_family *f, const mx_weights *w, mx_hparams *hp, mx_err *err) {
-    static const char *const prefixes[] = {"", "language_model.", "model.language_model."};
+    static const char *const prefixes[] = {"", "language_model.", "model.language_model.", ""};
     for (size_t r = 0; r < f->n_weights; r++) {
         if (f->weights[r].slot != MX_W_EMBED) continue;
         for (size_t i = 0; i < MX_COUNT(prefixes); i++) {
@@ -236,7 +236,7 @@ static mx_status find_vocab(const mx_family *f, const mx_weights *w, mx_hparams 
                 snprintf(name, sizeof name, "%s.weight", f->weights[r].gguf);
             } else {
                 const char *hf = f->weights[r].hf;
-                if (i == 2) hf += strlen("model.");
+                if (i >= 2) hf += strlen("model.");
                 snprintf(name, sizeof name, "%s%s.weight", prefixes[i], hf);
             }
             const mx_wtensor *t = mx_weights_find(w, mx_str_of(name));
@@ -248,6 +248,43 @@ static mx_status find_vocab(const mx_family *f, const mx_weights *w, mx_hparams 
     }
     if (hp->n_vocab > 0) return MX_OK;
     return mx_err_set(err, MX_FORMAT, "%s: no embedding table and no vocab_size", w->path);
+}
+
+// What the forward pass of every family does; a config that says otherwise is refused.
+static mx_status check_activation(const mx_family *f, const mx_weights *w, mx_err *err) {
+    static const char *const silu[] = {"silu", "swish", NULL};
+    static const char *const gelu[] = {"gelu_pytorch_tanh", "gelu_new", NULL};
+    const json_t *v = mx_config_get(w->config, "hidden_activation");
+    if (!v) v = mx_config_get(w->config, "hidden_act");
+    if (!json_is_string(v)) return MX_OK;
+    mx_str s = {json_string_value(v), json_string_length(v)};
+    if (in_list(f->act == MX_ACT_SILU ? silu : gelu, s)) return MX_OK;
+    return mx_err_set(err, MX_UNSUPPORTED,
+                      "%s: config.json: activation '%.*s' is not supported in family %s", w->path,
+                      (int)MX_MIN(s.n, 64u), s.p, f->name);
+}
+
+static mx_status check_rotation(const mx_weights *w, mx_str arch, const mx_hparams *hp,
+                                mx_err *err) {
+    static const char *const paths[] = {"partial_rotary_factor",
+                                        "rope_parameters.partial_rotary_factor",
+                                        "rope_parameters.full_attention.partial_rotary_factor"};
+    for (size_t i = 0; w->config && i < MX_COUNT(paths); i++) {
+        const json_t *v = mx_config_get(w->config, paths[i]);
+        if (!json_is_number(v) || json_number_value(v) == 1) continue;
+        return mx_err_set(err, MX_UNSUPPORTED, "%s: config.json: %s %g is not supported", w->path,
+                          paths[i], json_number_value(v));
+    }
+    static const char *const keys[] = {"rope.dimension_count", "attention.value_length"};
+    for (size_t i = 0; w->container == MX_CONTAINER_GGUF && i < MX_COUNT(keys); i++) {
+        char key[128];
+        int64_t n;
+        snprintf(key, sizeof key, "%.*s.%s", (int)MX_MIN(arch.n, 60u), arch.p, keys[i]);
+        if (!mx_gguf_get_i64(w, key, &n) || n == hp->head_dim) continue;
+        return mx_err_set(err, MX_UNSUPPORTED, "%s: %s is %lld with heads of %lld", w->path, key,
+                          (long long)n, (long long)hp->head_dim);
+    }
+    return MX_OK;
 }
 
 static mx_status derive(const mx_weights *w, mx_hparams *hp, mx_err *err) {
@@ -283,6 +320,8 @@ mx_status mx_hparams_read(const mx_family *f, const mx_weights *w, mx_hparams *h
     MX_TRY(read_layer_types(w, hp, a, err));
     MX_TRY(find_vocab(f, w, hp, err));
     MX_TRY(derive(w, hp, err));
+    MX_TRY(check_rotation(w, arch, hp, err));
+    if (w->config) MX_TRY(check_activation(f, w, err));
     return f->finish ? f->finish(hp, w, a, err) : MX_OK;
 }
 

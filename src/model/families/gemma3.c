@@ -3,6 +3,8 @@
 // full layer. GGUF carries neither the pattern nor the query scale: the family's defaults hold.
 #include "model/family.h"
 
+#include <string.h>
+
 static const mx_config_row config[] = {
     MX_CONFIG_HEADS(false, 8, 4, 256),
     MX_CONFIG_ROPE(1e6),
@@ -42,6 +44,49 @@ static void layer(const mx_hparams *hp, int32_t il, mx_layer_spec *out) {
     out->rope = full ? 0 : 1;
 }
 
+// attention.sliding_window_pattern of GGUF: every n-th layer is full, or one flag a layer.
+static mx_status read_gguf_pattern(mx_hparams *hp, const mx_weights *w, mx_arena *a, mx_err *err) {
+    const char *key = "gemma3.attention.sliding_window_pattern";
+    const mx_gguf_kv *kv = mx_gguf_find(w, key);
+    int64_t n;
+    if (!kv) return MX_OK;
+    if (mx_gguf_get_i64(w, key, &n) && n >= 1 && n <= 1024) {
+        hp->window_pattern = n;
+        return MX_OK;
+    }
+    if (kv->type != MX_GGUF_ARRAY || kv->elem_type != MX_GGUF_BOOL ||
+        kv->n_elems != (uint64_t)hp->n_layer) {
+        return mx_err_set(err, MX_FORMAT, "%s: %s: neither a count nor a list of %lld booleans",
+                          w->path, key, (long long)hp->n_layer);
+    }
+    hp->layer_window = MX_ARENA_ARRAY(a, uint8_t, hp->n_layer);
+    for (int64_t i = 0; i < hp->n_layer; i++) {
+        hp->layer_window[i] = mx_gguf_array_f64(kv, (uint64_t)i) != 0;
+    }
+    return MX_OK;
+}
+
+static mx_status finish(mx_hparams *hp, const mx_weights *w, mx_arena *a, mx_err *err) {
+    if (w->container == MX_CONTAINER_GGUF) {
+        // no window said: every layer is full; 62 layers: the one size (27B) whose query scale is
+        // that of hidden / heads, not of head_dim
+        if (!mx_gguf_find(w, "gemma3.attention.sliding_window")) hp->window_pattern = 1;
+        if (hp->n_layer == 62) hp->query_scale_dim = (double)(hp->d_model / hp->n_head);
+        return read_gguf_pattern(hp, w, a, err);
+    }
+    if (json_is_true(mx_config_get(w->config, "use_bidirectional_attention"))) {
+        return mx_err_set(err, MX_UNSUPPORTED,
+                          "%s: config.json: use_bidirectional_attention is not supported", w->path);
+    }
+    const char *local = "rope_parameters.sliding_attention.rope_type";
+    const char *type = json_string_value(mx_config_get(w->config, local));
+    if (type && strcmp(type, "default") != 0) {
+        return mx_err_set(err, MX_UNSUPPORTED, "%s: config.json: %s '%.64s' is not supported",
+                          w->path, local, type);
+    }
+    return MX_OK;
+}
+
 static const char *const hf_types[] = {"gemma3_text", "gemma3", NULL};
 static const char *const archs[] = {"gemma3", NULL};
 
@@ -55,5 +100,6 @@ const mx_family mx_family_gemma3 = {
     .n_weights = MX_COUNT(weights),
     .act = MX_ACT_GELU_TANH,
     .embed_scale_power = 0.5f,
+    .finish = finish,
     .layer = layer,
 };

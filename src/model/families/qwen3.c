@@ -7,7 +7,7 @@ static const mx_config_row config[] = {
     MX_CONFIG_ROPE(1e6),
     MX_FIELD(window, INT, "sliding_window", "", false, 0, 0, 1 << 28),
     MX_FIELD(use_window, BOOL, "use_sliding_window", "", false, 0, 0, 1),
-    MX_FIELD(window_from, INT, "max_window_layers", "", false, 0, 0, 1 << 20),
+    MX_FIELD(window_from, INT, "max_window_layers", "", false, 28, 0, 1 << 20),
 };
 
 static const mx_weight_row weights[] = {
