@@ -29,6 +29,8 @@ int64_t cpu_claim(const cpu_ctx *c) {
 
 uint8_t *cpu_take_shared(cpu_ctx *c) {
     c->half ^= 1;
+    c->took = true;
+    if (c->used[c->half] == c->n_barriers + 1) cpu_barrier(c);
     return c->run->b->shared[c->half];
 }
 
@@ -293,6 +295,8 @@ void cpu_walk(void *arg, int worker, int n) {
         c.op = &run->plan->ops[i];
         c.op_index = i;
         if (c.op->flags & MX_OPF_BARRIER) cpu_barrier(&c);
+        c.took = false;
         dispatch[c.op->kind](&c);
+        if (c.took) c.used[c.half] = c.n_barriers + 1;
     }
 }

@@ -217,7 +217,7 @@ static int64_t most_chunks(const attn *a) {
     return n;
 }
 
-static void run_divided(const cpu_ctx *ctx, const attn *a, int64_t units, int64_t chunks, bench *w,
+static void run_divided(cpu_ctx *ctx, const attn *a, int64_t units, int64_t chunks, bench *w,
                         float *shared) {
     parts p = {.base = shared, .per = a->heads, .cap = chunks};
     p.stride = part_floats(p.per, a->ldo);

@@ -26,8 +26,8 @@ typedef struct cpu_backend {
     int32_t last_slot; // of the step before
     uint64_t serial;
     mx_run_stats stats[MX_STEP_SLOTS];
-    // Scratch, grown by plan_make only. Shared halves are used in turns: an op that starts on one
-    // half knows that every worker has left the op before last.
+    // Scratch, grown by plan_make only. Shared halves are used in turns, so that an op rarely waits
+    // for workers that are still in the one before.
     uint8_t *priv, *shared[2];
     size_t priv_bytes, shared_bytes; // of one worker; of one half
     _Atomic int64_t *claims;         // one per op, zeroed before a run
@@ -49,8 +49,11 @@ typedef struct cpu_ctx {
     const cpu_kernels *k;
     const mx_op *op;
     int op_index, worker, n;
-    int half;      // shared half of the next op that needs one
-    uint8_t *priv; // this worker's scratch
+    int half;            // shared half taken last
+    uint32_t n_barriers; // passed so far
+    uint32_t used[2];    // n_barriers at the end of the op that used a half last, + 1; 0: none did
+    bool took;           // the present op took a half
+    uint8_t *priv;       // this worker's scratch
 } cpu_ctx;
 
 typedef struct cpu_scratch {
@@ -72,10 +75,14 @@ static inline float *cpu_row(const cpu_ctx *c, const mx_tensor *t, int64_t row) 
 }
 void cpu_slice(const cpu_ctx *c, int64_t n, int64_t *lo, int64_t *hi); // this worker's part of n
 int64_t cpu_claim(const cpu_ctx *c); // next unclaimed unit of this op: 0, 1, 2, …
-uint8_t *cpu_take_shared(cpu_ctx *c);
-static inline void cpu_barrier(const cpu_ctx *c) {
+// Waits for all workers.
+static inline void cpu_barrier(cpu_ctx *c) {
     cpu_pool_barrier(c->run->b->pool, c->worker);
+    c->n_barriers++;
 }
+// Shared scratch for the present op; no other worker still uses it for an earlier one. At most once
+// an op.
+uint8_t *cpu_take_shared(cpu_ctx *c);
 static inline size_t cpu_align(size_t n) {
     return (n + CPU_LINE - 1) / CPU_LINE * CPU_LINE;
 }
