@@ -135,11 +135,12 @@ typedef struct mlxcel_request_params {
     int32_t n_choices;        // default 1
     const char *const *stops; // stop strings, copied
     size_t n_stops;
-    int32_t n_logprobs; // -1: none; k >= 0: of the token, and of the k most likely
-    bool show_special;  // text of control tokens is part of the text
-    bool score;         // no generation: log-probability of each prompt token after the first
-    bool hash_logits;   // done event carries a hash of every logits row sampled from
-    bool cache_prompt;  // may use and feed the prefix cache
+    int32_t n_logprobs;     // -1: none; k >= 0: of the token, and of the k most likely
+    bool show_special;      // text of control tokens is part of the text
+    bool score;             // no generation: log-probability of each prompt token after the first
+    bool hash_logits;       // done event carries a hash of every logits row sampled from
+    bool cache_prompt;      // may use and feed the prefix cache
+    const char *cache_salt; // prefixes are shared within one salt only; NULL is one too
     mlxcel_priority priority;
     double timeout_s; // 0: none
     // Called on the engine thread when an event was queued; must not block nor call the engine.

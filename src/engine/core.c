@@ -119,7 +119,26 @@ static int64_t free_positions(const mlxcel_engine *e) {
     for (int32_t g = 0; g < e->caps.n_groups; g++) {
         least = MX_MIN(least, (int64_t)st.free_pages[g] * e->caps.page_tokens[g]);
     }
+    int64_t plenty = (int64_t)e->caps.max_tok + (int64_t)e->caps.max_range * e->caps.page_tokens[0];
+    if (e->prefix && least < plenty) {
+        least += (int64_t)mx_prefix_evictable(e->prefix) * e->caps.page_tokens[0];
+    }
     return least;
+}
+
+static void restore_prefix(mlxcel_engine *e, eng_seq *s) {
+    mlxcel_request *r = s->req;
+    if (!e->prefix || !r->p.cache_prompt || r->p.score) return;
+    const char *why;
+    s->n_past = mx_prefix_restore(e->prefix, r->salt, s->tokens, s->n_tokens, s->kv, &why);
+    mx_log(MX_LOG_DEBUG, "request %llu: prefix cache: %d of %d tokens (%s)",
+           (unsigned long long)r->id, s->n_past, s->n_tokens, why);
+    if (!r->started && s->choice == 0) {
+        r->t.n_cached = s->n_past;
+        pthread_mutex_lock(&e->lock);
+        e->stats.prompt_tokens_cached += (uint64_t)s->n_past;
+        pthread_mutex_unlock(&e->lock);
+    }
 }
 
 static void admit(mlxcel_engine *e, eng_seq *s) {
@@ -127,6 +146,7 @@ static void admit(mlxcel_engine *e, eng_seq *s) {
     CHECK(s->kv >= 0);
     s->phase = SCHED_PREFILLING;
     mlxcel_request *r = s->req;
+    restore_prefix(e, s);
     if (!r->started) {
         r->started = true;
         r->started_s = mx_now_s();
@@ -166,7 +186,8 @@ static int32_t decide(mlxcel_engine *e, step_pick *picks) {
                 if (e->row_admit[i] && q->phase == SCHED_WAITING) admit(e, q);
                 bool decode = q->phase == SCHED_DECODING;
                 if (e->row_tok[i] == 0 || decode != (pass == 0)) continue;
-                picks[n++] = (step_pick){q, e->row_tok[i], -1};
+                int32_t left = q->n_tokens - q->n_past; // less than asked for after a cache hit
+                picks[n++] = (step_pick){q, MX_MIN(e->row_tok[i], left), -1};
             }
         }
         for (int32_t i = 0; i < e->n_running; i++) {
@@ -271,6 +292,16 @@ static void publish_stats(mlxcel_engine *e) {
     s->kv_pool_bytes = ks.pool_bytes;
     s->kv_used_bytes = ks.used_bytes;
     s->arena_bytes = es.arena_bytes;
+    if (e->prefix) {
+        mx_prefix_stats ps;
+        mx_prefix_get_stats(e->prefix, &ps);
+        s->cache_hits = ps.hits;
+        s->cache_misses = ps.misses;
+        s->cache_tokens = ps.tokens_reused;
+        s->cache_evictions = ps.evictions;
+        s->cache_bytes = ps.bytes;
+        s->cache_entries = ps.entries;
+    }
     s->peak_bytes = MX_MAX(s->peak_bytes, es.arena_peak_bytes + ks.used_bytes);
     pthread_mutex_unlock(&e->lock);
 }
@@ -278,13 +309,15 @@ static void publish_stats(mlxcel_engine *e) {
 // Takes the mail; sleeps while there is nothing to do. False when the engine must stop.
 static bool take_mail(mlxcel_engine *e) {
     pthread_mutex_lock(&e->lock);
-    while (!e->stop && !e->mail_head && e->n_running == 0) {
+    while (!e->stop && !e->mail_head && e->n_running == 0 && !e->reset_cache) {
         pthread_cond_wait(&e->wake, &e->lock);
     }
     mlxcel_request *mail = e->mail_head;
     e->mail_head = e->mail_tail = NULL;
-    bool stop = e->stop;
+    bool stop = e->stop, reset = e->reset_cache;
+    e->reset_cache = false;
     pthread_mutex_unlock(&e->lock);
+    if (reset && e->prefix) mx_prefix_reset(e->prefix);
     while (mail) {
         mlxcel_request *next = mail->next;
         take_request(e, mail);

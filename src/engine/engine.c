@@ -121,7 +121,10 @@ void mlxcel_get_stats(mlxcel_engine *e, mlxcel_stats *out) {
 }
 
 void mlxcel_cache_reset(mlxcel_engine *e) {
-    (void)e; // no prefix cache yet: nothing is held
+    pthread_mutex_lock(&e->lock);
+    e->reset_cache = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->lock);
 }
 
 // ---- Text --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include "engine/sched.h"
 #include "engine/stop.h"
 #include "kv/kv.h"
+#include "kv/prefix.h"
 #include "mlxcel.h"
 #include "model/model.h"
 #include "sample/sample.h"
@@ -55,6 +56,7 @@ struct mlxcel_request {
     char **stops;
     // engine thread
     eng_seq *seqs;
+    uint64_t salt;  // of the prefix index
     int32_t n_live; // choices not finished
     bool started;
     mlxcel_timings t;
@@ -104,6 +106,7 @@ struct mlxcel_engine {
     mx_backend_facts facts;
     mx_model *model;
     mx_kv *kv;
+    mx_prefix *prefix; // NULL: off
     mx_enc *enc;
     mx_sampler *sampler;
     mx_budget budgets[MX_PHASES];
@@ -126,7 +129,7 @@ struct mlxcel_engine {
     mlxcel_request *mail_head, *mail_tail;
     mlxcel_request *requests; // taken in, not finished (engine thread's list; length below)
     int32_t n_open;           // submitted and not finished
-    bool stop, is_ready;
+    bool stop, is_ready, reset_cache;
     mx_err open_err;
     mlxcel_stats stats;
     mlxcel_info info;

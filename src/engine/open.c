@@ -107,7 +107,8 @@ static mx_kv_storage choose_storage(mlxcel_engine *e, mx_err *err, mx_status *st
     if (strcmp(want, "auto") != 0) {
         *st = mx_err_set(err, MX_INVALID, "KV storage '%s': expected auto, paged or dense", want);
     }
-    return e->params.max_batch > 1 ? MX_KV_PAGED : MX_KV_DENSE;
+    bool paged = e->params.max_batch > 1 || e->params.prefix_cache_bytes > 0;
+    return paged ? MX_KV_PAGED : MX_KV_DENSE;
 }
 
 static mx_status choose_codec(mlxcel_engine *e, mx_dtype *codec, mx_err *err) {
@@ -145,8 +146,10 @@ static mx_status choose_sizes(mlxcel_engine *e, const mx_hparams *hp, mx_kv_spec
                          .max_ctx = p->ctx_size,
                          .max_seqs = p->max_batch,
                          .max_chunk = p->prefill_chunk,
+                         .cache_bytes = p->prefix_cache_bytes,
                          .budget_bytes = p->kv_budget_bytes};
     MX_TRY(st);
+    if (spec->storage == MX_KV_DENSE) spec->cache_bytes = 0;
     mx_dtype codec;
     MX_TRY(choose_codec(e, &codec, err));
     mx_model_kv_groups(e->model, codec, spec);
@@ -217,7 +220,8 @@ static void fill_info(mlxcel_engine *e) {
     i->kv_storage = kv->storage == MX_KV_PAGED ? "paged" : "dense";
     i->kv_type = kv->groups[0].codec == MX_F32 ? "f32" : "f16";
     i->decode_path = "native batched forward";
-    i->fallbacks = "";
+    bool no_cache = e->params.prefix_cache_bytes > 0 && !e->prefix;
+    i->fallbacks = no_cache ? "prefix cache: off, it needs paged storage" : "";
     i->budget_prefill = budget_text(e, 1, MX_PHASE_PREFILL);
     i->budget_decode = budget_text(e, 2, MX_PHASE_DECODE);
     i->budget_decode_sync = budget_text(e, 3, MX_PHASE_DECODE_SYNC);
@@ -278,6 +282,7 @@ mx_status engine_load(mlxcel_engine *e, mx_err *err) {
     MX_TRY(choose_sizes(e, info.hp, &spec, err));
     MX_TRY(check_memory(e, &spec, info.weight_bytes, err));
     MX_TRY(mx_kv_open(&e->kv, e->backend, &spec, err));
+    if (spec.cache_bytes > 0) e->prefix = mx_prefix_open(e->kv, spec.cache_bytes);
     MX_TRY(init_steps(e, info.hp, err));
     choose_budgets(e);
     bool fuse = mx_knob_flag(MX_KNOB_FUSED_OPS);
@@ -290,6 +295,7 @@ mx_status engine_load(mlxcel_engine *e, mx_err *err) {
 void engine_unload(mlxcel_engine *e) {
     mx_sampler_close(e->sampler);
     mx_enc_close(e->enc);
+    mx_prefix_close(e->prefix);
     mx_kv_close(e->kv);
     mx_model_close(e->model);
     if (e->backend) e->backend->ops->close(e->backend);

@@ -170,6 +170,8 @@ static mx_status copy_params(mlxcel_request *r, const mlxcel_request_params *p, 
         r->stops[i] = mx_strdup(p->stops[i]);
     }
     r->p.stops = (const char *const *)r->stops;
+    if (p->cache_salt) r->salt = mx_hash64(p->cache_salt, strlen(p->cache_salt), 1);
+    r->p.cache_salt = NULL;
     return MX_OK;
 }
 

@@ -65,9 +65,26 @@ static void fill_padding(mlxcel_engine *e, mx_step_io *io, int32_t from, int32_t
 static mx_status reserve_all(mlxcel_engine *e, const step_pick *picks, int32_t n, mx_err *err) {
     for (int32_t i = 0; i < n; i++) {
         const eng_seq *s = picks[i].seq;
-        MX_TRY(mx_kv_reserve(e->kv, s->kv, s->n_past + picks[i].n_tok, err));
+        int32_t len = s->n_past + picks[i].n_tok;
+        mx_status st = mx_kv_reserve(e->kv, s->kv, len, err);
+        if (st == MX_BUSY && e->prefix) {
+            int32_t pt = e->caps.page_tokens[0];
+            mx_prefix_make_room(e->prefix, (len + pt - 1) / pt - s->n_past / pt + 1);
+            st = mx_kv_reserve(e->kv, s->kv, len, err);
+        }
+        MX_TRY(st);
     }
     return MX_OK;
+}
+
+// Full pages whose tokens are known go into the prefix index, before a window drops them.
+static void store_prefix(mlxcel_engine *e, const eng_seq *s) {
+    if (!e->prefix || !s->req->p.cache_prompt || s->req->p.score) return;
+    int32_t known = MX_MIN(s->n_past, s->n_tokens), pt = e->caps.page_tokens[0];
+    int32_t before = mx_kv_seq_len(e->kv, s->kv);
+    if (known / pt > before / pt || known % pt == 0) {
+        mx_prefix_store(e->prefix, s->req->salt, s->tokens, known, s->kv);
+    }
 }
 
 static void hold(flight_row *row, const step_pick *p) {
@@ -152,6 +169,7 @@ mx_status step_submit(mlxcel_engine *e, flight *f, const step_pick *picks, int32
     f->open = true;
     for (int32_t i = 0; i < n; i++) {
         picks[i].seq->n_past += picks[i].n_tok;
+        store_prefix(e, picks[i].seq);
         mx_kv_commit(e->kv, picks[i].seq->kv, picks[i].seq->n_past);
     }
     return MX_OK;

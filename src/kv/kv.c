@@ -56,14 +56,20 @@ static int32_t pages_per_seq(const mx_kv_spec *s, int32_t g) {
     return MX_MIN(full, ceil_div(s->groups[g].window + s->max_chunk, pt) + 2);
 }
 
+// Pages that hold cache_bytes of shared prefixes (a page of every group together).
+static int64_t cache_pages(const mx_kv_spec *s) {
+    return (int64_t)(s->cache_bytes / ((uint64_t)page_tokens_of(s) * mx_kv_token_bytes(s)));
+}
+
 // Pages of group g in the pool: full need, scaled down to the budget.
 static int32_t pool_pages(const mx_kv_spec *s, int32_t g) {
-    int64_t want = (int64_t)pages_per_seq(s, g) * s->max_seqs;
+    int64_t want = (int64_t)pages_per_seq(s, g) * s->max_seqs + cache_pages(s);
+    want = MX_MIN(want, (int64_t)INT32_MAX / page_tokens_of(s) / s->groups[g].n_kv_head);
     if (!s->budget_bytes) return (int32_t)want;
     double full = 0;
     for (int32_t i = 0; i < s->n_groups; i++) {
-        full += (double)pages_per_seq(s, i) * s->max_seqs * page_tokens_of(s) *
-                (double)group_token_bytes(&s->groups[i]);
+        double pages = (double)pages_per_seq(s, i) * s->max_seqs + (double)cache_pages(s);
+        full += pages * page_tokens_of(s) * (double)group_token_bytes(&s->groups[i]);
     }
     if (full <= (double)s->budget_bytes) return (int32_t)want;
     return (int32_t)((double)want * ((double)s->budget_bytes / full));
@@ -199,6 +205,10 @@ static int32_t take_page(pool *p) {
 void mx_kv_page_ref(mx_kv *kv, int32_t group, int32_t page) {
     CHECK(kv->pools[group].refs[page] > 0);
     kv->pools[group].refs[page]++;
+}
+
+int32_t mx_kv_page_refs(const mx_kv *kv, int32_t group, int32_t page) {
+    return kv->pools[group].refs[page];
 }
 
 void mx_kv_page_unref(mx_kv *kv, int32_t group, int32_t page) {

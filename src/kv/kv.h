@@ -27,6 +27,7 @@ typedef struct mx_kv_spec {
     int32_t max_ctx;       // positions of one sequence
     int32_t max_seqs;      // sequences at once
     int32_t max_chunk;     // rows that one sequence may add in a step
+    uint64_t cache_bytes;  // room for shared pages beyond the sequences' own
     uint64_t budget_bytes; // 0 = room for max_seqs full contexts; else the pool is cut to it
 } mx_kv_spec;
 
@@ -65,6 +66,7 @@ void mx_kv_fill(const mx_kv *kv, int32_t seq, const mx_step_range *range, int32_
 // Page of logical page i in a group, or -1 when dropped or absent.
 int32_t mx_kv_page(const mx_kv *kv, int32_t seq, int32_t group, int32_t i);
 void mx_kv_page_ref(mx_kv *kv, int32_t group, int32_t page);
+int32_t mx_kv_page_refs(const mx_kv *kv, int32_t group, int32_t page);
 void mx_kv_page_unref(mx_kv *kv, int32_t group, int32_t page);
 // Starts an empty sequence from shared pages: for each group, pages[g][0..n_pages) (entries -1
 // where a window has passed); each gets a reference. Length becomes n_pages * page_tokens.

@@ -230,6 +230,56 @@ static void a_small_pool_preempts_and_answers_all_the_same(void **state) {
     mlxcel_close(e);
 }
 
+// A prompt asked again is taken from memory, and the answer has the same bits; salts do not mix.
+static void a_cache_hit_changes_nothing(void **state) {
+    (void)state;
+    static const size_t lengths[] = {1, 31, 32, 33, 96, 200};
+    mlxcel_params cold = {.ctx_size = 512, .kv_storage = "paged"}, warm = cold;
+    warm.prefix_cache_bytes = (uint64_t)8 << 20;
+    mlxcel_engine *a = open_engine(&cold), *b = open_engine(&warm);
+    int32_t ids[300];
+    for (size_t i = 0; i < MX_COUNT(lengths); i++) {
+        make_prompt(ids, lengths[i], 500);
+        result want = collect(submit(a, ids, lengths[i], 40, 0));
+        for (int k = 0; k < 3; k++) assert_same(collect(submit(b, ids, lengths[i], 40, 0)), want);
+    }
+    mlxcel_stats s;
+    mlxcel_get_stats(b, &s);
+    assert_true(s.cache_hits >= 8);
+    assert_true(s.prompt_tokens_cached >= 2 * (64 + 192));
+    assert_true(s.cache_bytes > 0 && s.cache_bytes <= warm.prefix_cache_bytes);
+    mlxcel_cache_reset(b);
+    make_prompt(ids, 200, 500);
+    collect(submit(b, ids, 200, 1, 0));
+    mlxcel_stats t;
+    mlxcel_get_stats(b, &t);
+    assert_int_equal(t.cache_misses, s.cache_misses + 1);
+    mlxcel_close(a);
+    mlxcel_close(b);
+}
+
+static void the_cache_keeps_below_its_cap(void **state) {
+    (void)state;
+    mlxcel_params p = {.ctx_size = 512, .max_batch = 2, .prefix_cache_bytes = 600 << 10};
+    mlxcel_engine *e = open_engine(&p);
+    int32_t ids[260];
+    for (uint32_t i = 0; i < 30; i++) {
+        make_prompt(ids, 256, 1000 + i);
+        collect(submit(e, ids, 256, 2, 0));
+        mlxcel_stats s;
+        mlxcel_get_stats(e, &s);
+        assert_true(s.cache_bytes <= p.prefix_cache_bytes);
+    }
+    mlxcel_stats s;
+    mlxcel_get_stats(e, &s);
+    assert_true(s.cache_evictions > 0);
+    mlxcel_cache_reset(e);
+    collect(submit(e, ids, 20, 1, 0));
+    mlxcel_get_stats(e, &s);
+    assert_int_equal(s.kv_pages, s.kv_pages_free);
+    mlxcel_close(e);
+}
+
 static void cancel_frees_what_it_held(void **state) {
     (void)state;
     mlxcel_params p = {.max_batch = 2, .kv_storage = "paged", .ctx_size = 8192};
@@ -391,6 +441,8 @@ int main(void) {
         cmocka_unit_test(a_long_prefill_keeps_bits_and_peak),
         cmocka_unit_test(a_row_does_not_depend_on_its_neighbours),
         cmocka_unit_test(a_small_pool_preempts_and_answers_all_the_same),
+        cmocka_unit_test(a_cache_hit_changes_nothing),
+        cmocka_unit_test(the_cache_keeps_below_its_cap),
         cmocka_unit_test(cancel_frees_what_it_held),
         cmocka_unit_test(bad_requests_are_refused_by_name),
         cmocka_unit_test(a_full_queue_is_busy),
