@@ -151,9 +151,11 @@ static mx_status inspect_model(const cli_options *o, inspected *x, mx_backend **
 }
 
 int cli_inspect(const cli_options *o) {
-    if (!o->model) return cli_usage(o, "expected a model: -m MODEL");
+    const char *model = o->positional ? o->positional : o->model;
+    if (!model) return cli_usage(o, "expected a model: MODEL or -m MODEL");
+    if (o->positional && o->model) return cli_usage(o, "MODEL and -m: expected one of them");
     char *path;
-    if (!cli_resolve(o, o->model, &path)) return CLI_EXIT_LOAD;
+    if (!cli_resolve(o, model, &path)) return CLI_EXIT_LOAD;
     mx_weights w = {0};
     mx_err err = {0};
     inspected x = {.path = path, .w = &w};

@@ -19,7 +19,7 @@ const cli_command cli_commands[CLI_COMMANDS] = {
         "generate text from a prompt",
         "The text goes to standard output, everything else to standard error. With a chat\n"
         "template in the model the prompt is one user message, else it is continued."},
-    [CLI_INSPECT] = {"inspect", NULL, NULL, false, cli_inspect,
+    [CLI_INSPECT] = {"inspect", NULL, "MODEL", false, cli_inspect,
         "what is in a model, and what it will need", NULL},
     [CLI_LIST] = {"list", "ls", NULL, false, cli_list,
         "models in the store", NULL},
