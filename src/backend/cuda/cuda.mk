@@ -2,17 +2,20 @@
 # CUDA_ARCHS="90a" shortens a build for one kind of GPU.
 CUDA_ARCHS ?= 80 90a 100 120
 CUDA_PTX   ?= 80
+# Fatbins do not depend on the configuration: every build folder of a checkout shares them.
+space      := $(subst ,, )
+CUDA_DIR   ?= build/cuda-$(subst $(space),-,$(strip $(CUDA_ARCHS)))
 ifneq ($(filter backend/cuda,$(MODULES)),)
 ifneq ($(NVCC),)
 CUDA_HOME  ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_CU    := $(wildcard src/backend/cuda/kernels/*.cu)
-CUDA_FAT   := $(CUDA_CU:src/backend/cuda/kernels/%.cu=$(B)/gen/cuda/%.fatbin)
+CUDA_FAT   := $(CUDA_CU:src/backend/cuda/kernels/%.cu=$(CUDA_DIR)/%.fatbin)
 CUDA_GEN   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
               $(foreach a,$(CUDA_PTX),-gencode arch=compute_$(a),code=compute_$(a))
 CUDA_INC   := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),-isystem $(CUDA_HOME)/include)
 OBJ        += $(B)/obj/src/backend/cuda/images.o
 $(B)/obj/src/backend/cuda/%.o: CFLAGS += $(CUDA_INC)
-$(B)/gen/cuda/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.cuh) src/backend/cuda/kargs.h
+$(CUDA_DIR)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.cuh) src/backend/cuda/kargs.h
 	@mkdir -p $(dir $@)
 	$(NVCC) -std=c++17 -O3 $(CUDA_GEN) -fatbin -o $@ $<
 # One assembly file: the images, a table of them, and the list of architectures.
