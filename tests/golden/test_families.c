@@ -136,7 +136,7 @@ static void check_top(const char *what, int64_t at, const row *r, const json_t *
         int64_t id = json_integer_value(json_array_get(ids, i));
         int k = 0;
         while (k < N_TOP && r->top[k].id != id) k++;
-        if (k == N_TOP) fail_msg("%s: row %lld: id %lld is far down", what, at, (long long)id);
+        if (k == N_TOP) fail_msg("%s: row %ld: id %lld is far down", what, (long)at, (long long)id);
         check_logprob(what, at, r->top[k].logprob, json_number_value(json_array_get(lps, i)));
     }
 }
