@@ -138,6 +138,7 @@ typedef struct mlxcel_request_params {
     int32_t n_logprobs;     // -1: none; k >= 0: of the token, and of the k most likely
     bool show_special;      // text of control tokens is part of the text
     bool score;             // no generation: log-probability of each prompt token after the first
+    bool run_past_end;      // end tokens are ordinary tokens (benchmarks)
     bool hash_logits;       // done event carries a hash of every logits row sampled from
     bool cache_prompt;      // may use and feed the prefix cache
     const char *cache_salt; // prefixes are shared within one salt only; NULL is one too

@@ -108,7 +108,7 @@ static void *run_seq(void *arg) {
     mlxcel_request_params_init(&p);
     p.ids = q->ids, p.n_ids = (size_t)q->n_ids;
     p.max_tokens = q->n_decode > 0 ? q->n_decode + 1 : 0;
-    p.sampling.ignore_eos = true;
+    p.run_past_end = true;
     p.hash_logits = q->hash;
     p.cache_prompt = false;
     mlxcel_request *r;

@@ -12,7 +12,8 @@ static uint64_t draw_seed(mlxcel_engine *e) {
     return e->seed_state >> 32; // fits every JSON number
 }
 
-static void fill_sampling(eng_seq *s, const mlxcel_sampling *p, uint64_t seed) {
+static void fill_sampling(const mlxcel_engine *e, eng_seq *s, const mlxcel_sampling *p,
+                          uint64_t seed) {
     mx_sampling_init(&s->sampling);
     s->sampling.temperature = p->temperature;
     s->sampling.top_k = p->top_k;
@@ -32,8 +33,24 @@ static void fill_sampling(eng_seq *s, const mlxcel_sampling *p, uint64_t seed) {
     s->sampling.xtc_threshold = p->xtc_threshold;
     s->sampling.seed = seed;
     s->sampling.choice = (uint32_t)s->choice;
+    if (p->dry_multiplier > 0) {
+        s->sampling.dry_breakers = e->dry_breakers;
+        s->sampling.n_dry_breakers = e->n_dry_breakers;
+    }
     s->sampling.bias = s->req->bias;
     s->sampling.n_bias = p->n_bias;
+}
+
+// Tokens that hold a newline, a colon, a quotation mark or an asterisk; found at first use.
+static void find_breakers(mlxcel_engine *e) {
+    if (e->dry_breakers) return;
+    e->dry_breakers = mx_alloc((size_t)e->info.n_vocab * sizeof *e->dry_breakers);
+    for (int32_t id = 0; id < e->info.n_vocab; id++) {
+        mx_str s = mx_tokenizer_piece(e->tok, id);
+        bool found = false;
+        for (size_t i = 0; i < s.n; i++) found |= strchr("\n:\"*", s.p[i]) && s.p[i];
+        if (found) e->dry_breakers[e->n_dry_breakers++] = id;
+    }
 }
 
 // Tokens that the sequence may reach: prompt and max_tokens, at most the context.
@@ -49,7 +66,8 @@ mx_status seq_open(mlxcel_engine *e, mlxcel_request *r, int32_t choice, mx_err *
                                            : draw_seed(e);
     *s = (eng_seq){.req = r, .choice = choice, .kv = -1, .phase = SCHED_WAITING};
     s->arrival = e->arrivals++;
-    fill_sampling(s, &r->p.sampling, seed);
+    if (r->p.sampling.dry_multiplier > 0) find_breakers(e);
+    fill_sampling(e, s, &r->p.sampling, seed);
     MX_TRY(mx_sampling_check(&s->sampling, e->info.n_vocab, err));
     s->cap_tokens = life_tokens(e, r);
     s->tokens = mx_alloc((size_t)s->cap_tokens * sizeof *s->tokens);
@@ -176,7 +194,7 @@ void seq_accept(mlxcel_engine *e, eng_seq *s, int32_t id, const float *logits) {
     }
     mix_hash(&s->token_hash, &id, sizeof id);
     s->tokens[s->n_tokens++] = id;
-    if (is_end(e, id) && !r->p.sampling.ignore_eos) {
+    if (is_end(e, id) && !r->p.sampling.ignore_eos && !r->p.run_past_end) {
         seq_finish(e, s, MLXCEL_FINISH_EOS, NULL);
         return;
     }

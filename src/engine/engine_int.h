@@ -122,6 +122,8 @@ struct mlxcel_engine {
     eng_seq **running; // every live sequence, waiting ones included
     int32_t n_running, cap_running;
     mx_step_range *ranges;
+    int32_t *dry_breakers; // NULL until a request asks
+    size_t n_dry_breakers;
     uint64_t arrivals, seed_state;
     // shared, under lock
     pthread_mutex_t lock;

@@ -143,7 +143,7 @@ static mx_status choose_sizes(mlxcel_engine *e, const mx_hparams *hp, mx_kv_spec
     mx_status st;
     *spec = (mx_kv_spec){.storage = choose_storage(e, err, &st),
                          .page_tokens = 32,
-                         .max_ctx = p->ctx_size,
+                         .max_ctx = (p->ctx_size + 31) / 32 * 32, // whole pages
                          .max_seqs = p->max_batch,
                          .max_chunk = p->prefill_chunk,
                          .cache_bytes = p->prefix_cache_bytes,
@@ -305,4 +305,5 @@ void engine_unload(mlxcel_engine *e) {
     mx_free(e->row_tok);
     mx_free(e->row_admit);
     mx_free(e->row_seq);
+    mx_free(e->dry_breakers);
 }
