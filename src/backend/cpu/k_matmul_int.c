@@ -24,11 +24,11 @@ VEC_FN record record_at(const mm_job *j, size_t at, int columns) {
     MM_FORGET_POINTER(r.num);
     return r;
 }
-VEC_FN vf scale_of(const record *r, int t) {
-    return vset1(*(const float *)(const void *)(r->num + 4 * t));
+VEC_FN vp scale_of(const record *r, int t) {
+    return vp_set1(*(const float *)(const void *)(r->num + 4 * t));
 }
-VEC_FN vf sum_of(const record *r, int t) {
-    return vset1(*(const float *)(const void *)(r->num + 4 * (CPU_ACT_BLOCK + t)));
+VEC_FN vp sum_of(const record *r, int t) {
+    return vp_set1(*(const float *)(const void *)(r->num + 4 * (CPU_ACT_BLOCK + t)));
 }
 VEC_FN int32_t start_of(const record *r, int t) {
     return mm_i32(r->num + 4 * (2 * CPU_ACT_BLOCK + t));
@@ -72,29 +72,43 @@ VEC_FN scales k45_scales(const uint8_t *group, int u, int bits) {
 // y += one activation group of act_units units.
 VEC_FN void add_group(vf *y, int rows, const uint8_t *unit, int bits, int act_units,
                       const record *r, bool asym, const scales *sc) {
-    vi dot[MM_MAX_TOK];
-    MM_UNROLL for (int t = 0; t < rows; t++) dot[t] = vi_start(start_of(r, t), bits);
-    MM_UNROLL for (int h = 0; h < 2 * act_units; h++) {
-        vi_dot(dot, rows, unit + h / 2 * bits * CPU_VEC, bits, h % 2, r->x + 16 * h, r->xs);
-    }
-    MM_UNROLL for (int t = 0; t < rows; t++) {
-        y[t] = vfma(sc->s, vmul(scale_of(r, t), vi_float(dot[t])), y[t]);
-        if (asym) y[t] = vfma(sc->b, sum_of(r, t), y[t]);
+    MM_UNROLL for (int k = 0; k < VI_PARTS; k++) {
+        vi dot[MM_MAX_TOK];
+        vp s = vp_of(sc->s, k), b = vp_of(sc->b, k);
+        const uint8_t *x = r->x;
+        MM_FORGET_POINTER(x);
+        MM_UNROLL for (int t = 0; t < rows; t++) dot[t] = vi_start(start_of(r, t), bits);
+        MM_UNROLL for (int u = 0; u < act_units; u++) {
+            const uint8_t *codes = unit + u * bits * CPU_VEC + k * VI_BYTES;
+            vi_dot_unit(dot, rows, codes, bits, x + CPU_UNIT * u, r->xs);
+        }
+        MM_UNROLL for (int t = 0; t < rows; t++) {
+            vp acc = vp_of(y[t], k);
+            acc = vp_fma(s, vp_mul(scale_of(r, t), vi_float(dot[t])), acc);
+            if (asym) acc = vp_fma(b, sum_of(r, t), acc);
+            vp_put(&y[t], k, acc);
+        }
     }
 }
 
 VEC_FN void add_k6_unit(vf *y, int rows, const uint8_t *unit, const record *r, vf s, vf sc0,
                         vf sc1) {
-    vi dot[2][MM_MAX_TOK];
-    MM_UNROLL for (int t = 0; t < rows; t++) {
-        dot[0][t] = vi_start(half_of(r, t), 6);
-        dot[1][t] = vi_start(start_of(r, t) - half_of(r, t), 6);
-    }
-    vi_dot(dot[0], rows, unit, 6, 0, r->x, r->xs);
-    vi_dot(dot[1], rows, unit, 6, 1, r->x + 16, r->xs);
-    MM_UNROLL for (int t = 0; t < rows; t++) {
-        vf both = vfma(sc0, vi_float(dot[0][t]), vmul(sc1, vi_float(dot[1][t])));
-        y[t] = vfma(s, vmul(scale_of(r, t), both), y[t]);
+    MM_UNROLL for (int k = 0; k < VI_PARTS; k++) {
+        vi dot[2][MM_MAX_TOK];
+        const uint8_t *x = r->x;
+        MM_FORGET_POINTER(x);
+        MM_UNROLL for (int t = 0; t < rows; t++) {
+            dot[0][t] = vi_start(half_of(r, t), 6);
+            dot[1][t] = vi_start(start_of(r, t) - half_of(r, t), 6);
+        }
+        vi_dot(dot[0], rows, unit + k * VI_BYTES, 6, 0, x, r->xs);
+        vi_dot(dot[1], rows, unit + k * VI_BYTES, 6, 1, x + 16, r->xs);
+        MM_UNROLL for (int t = 0; t < rows; t++) {
+            vp both = vp_mul(vp_of(sc1, k), vi_float(dot[1][t]));
+            both = vp_fma(vp_of(sc0, k), vi_float(dot[0][t]), both);
+            both = vp_mul(scale_of(r, t), both);
+            vp_put(&y[t], k, vp_fma(vp_of(s, k), both, vp_of(y[t], k)));
+        }
     }
 }
 
@@ -166,7 +180,7 @@ VEC_FN void core_k(const mm_job *j, int streams, int rows, int bits) {
 #define ROWS_LIST(X, ...)                                                                          \
     X(2, 1, __VA_ARGS__)                                                                           \
     X(2, 2, __VA_ARGS__)                                                                           \
-    X(2, 4, __VA_ARGS__)                                                                           \
+    X(1, 4, __VA_ARGS__)                                                                           \
     X(1, 8, __VA_ARGS__)
 #define SHORT_LIST(X, ...)                                                                         \
     X(2, 1, __VA_ARGS__)                                                                           \

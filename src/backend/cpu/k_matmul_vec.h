@@ -1,5 +1,7 @@
-// Integer parts of the matrix products, sixteen output rows at a time, in every instruction set:
-// vi is an int32 for each row, and `quad` h (0 or 1) of a unit is 16 of its columns.
+// Integer parts of the matrix products in every instruction set. Sixteen output rows are done in
+// VI_PARTS parts, one register each: vi is an int32 for each row of a part, vp the float, and a
+// part's codes are VI_BYTES further on than the last one's. Quad h (0 or 1) of a unit is 16 of its
+// columns.
 #ifndef MX_BACKEND_CPU_K_MATMUL_VEC_H
 #define MX_BACKEND_CPU_K_MATMUL_VEC_H
 
@@ -17,7 +19,7 @@
 
 // The compiler forgets what it knows of a value. On pointers to activations: gcc would keep every
 // number loaded for one stream in a register, or on the stack, for the next.
-#define MM_FORGET_POINTER(p) __asm__("" : "+r"(p))
+#define MM_FORGET_POINTER(p) __asm__ volatile("" : "+r"(p)) // volatile: two are not one
 #define MM_FORGET_VECTOR(v)  __asm__("" : "+v"(v))
 
 VEC_FN int32_t mm_i32(const void *p) {
@@ -25,6 +27,8 @@ VEC_FN int32_t mm_i32(const void *p) {
     memcpy(&v, p, 4);
     return v;
 }
+
+enum { MM_PART_TOK = 8 }; // most rows of activations
 
 // Where the planes of a unit start.
 VEC_FN const uint8_t *mm_plane2(const uint8_t *unit, int bits) {
@@ -36,7 +40,27 @@ VEC_FN const uint8_t *mm_plane1(const uint8_t *unit, int bits) {
 
 #if defined(MX_ISA_AVX512)
 
+enum { VI_PARTS = 1, VI_BYTES = CPU_VEC };
 typedef __m512i vi;
+typedef __m512 vp;
+
+VEC_FN vp vp_of(vf v, int part) {
+    (void)part;
+    return v;
+}
+VEC_FN void vp_put(vf *v, int part, vp p) {
+    (void)part;
+    *v = p;
+}
+VEC_FN vp vp_set1(float x) {
+    return _mm512_set1_ps(x);
+}
+VEC_FN vp vp_mul(vp a, vp b) {
+    return _mm512_mul_ps(a, b);
+}
+VEC_FN vp vp_fma(vp a, vp b, vp c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
 
 // Shifts by a number that only optimised code knows to be constant.
 typedef int32_t mm_v16 __attribute__((vector_size(64)));
@@ -48,7 +72,7 @@ VEC_FN vi vi_start(int32_t n, int bits) {
     MM_FORGET_VECTOR(v); // or gcc shifts in a general register first
     return (vi)((mm_v16)v << (bits - 1));
 }
-VEC_FN vf vi_float(vi a) {
+VEC_FN vp vi_float(vi a) {
     return _mm512_cvtepi32_ps(a);
 }
 VEC_FN vf vld_bf16(const uint8_t *p) {
@@ -138,6 +162,12 @@ VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, con
     }
 }
 
+VEC_FN void vi_dot_unit(vi *dot, int n_tok, const uint8_t *unit, int bits, const uint8_t *x,
+                        size_t xs) {
+    vi_dot(dot, n_tok, unit, bits, 0, x, xs);
+    vi_dot(dot, n_tok, unit, bits, 1, x + 16, xs);
+}
+
 // Codes of columns 4 * k .. of quad h as floats, less center: w[i] for column 4k + i.
 VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int center) {
     __m512i q[4];
@@ -153,17 +183,35 @@ VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int cente
 
 #elif defined(MX_ISA_AVX2)
 
-typedef struct vi {
-    __m256i h[2]; // rows 0..7, 8..15
-} vi;
+enum { VI_PARTS = 2, VI_BYTES = CPU_VEC / 2 };
+typedef __m256i vi;
+typedef __m256 vp;
+
+VEC_FN vp vp_of(vf v, int part) {
+    return part ? v.b : v.a;
+}
+VEC_FN void vp_put(vf *v, int part, vp p) {
+    if (part)
+        v->b = p;
+    else
+        v->a = p;
+}
+VEC_FN vp vp_set1(float x) {
+    return _mm256_set1_ps(x);
+}
+VEC_FN vp vp_mul(vp a, vp b) {
+    return _mm256_mul_ps(a, b);
+}
+VEC_FN vp vp_fma(vp a, vp b, vp c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
 
 // With 8 bits vi_dot centres the codes itself.
 VEC_FN vi vi_start(int32_t n, int bits) {
-    __m256i v = bits == 8 ? _mm256_setzero_si256() : _mm256_set1_epi32(n << (bits - 1));
-    return (vi){{v, v}};
+    return bits == 8 ? _mm256_setzero_si256() : _mm256_set1_epi32(n * (1 << (bits - 1)));
 }
-VEC_FN vf vi_float(vi a) {
-    return (vf){_mm256_cvtepi32_ps(a.h[0]), _mm256_cvtepi32_ps(a.h[1])};
+VEC_FN vp vi_float(vi a) {
+    return _mm256_cvtepi32_ps(a);
 }
 VEC_FN __m256 mm_bf16(const uint8_t *p) {
     __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -233,44 +281,51 @@ VEC_FN void mm_codes(__m256i q[4], const uint8_t *unit, int bits, int h) {
     }
 }
 
-// Sums of pairs of products in 16 bits: a pair is at most 2 * 127 * code, so four pairs of 5-bit
-// codes (31,496) or two of 6-bit codes (32,004) fit. 8-bit codes are centred first; |code| <= 128
-// times the x with its sign: one pair is at most 32,512.
-VEC_FN __m256i mm_dot4(__m256i acc, const __m256i q[4], const uint8_t *x, int bits) {
-    const __m256i one = _mm256_set1_epi16(1), flip = _mm256_set1_epi8((char)128);
-    __m256i s[4];
-    MM_UNROLL for (int i = 0; i < 4; i++) {
-        __m256i b = _mm256_set1_epi32(mm_i32(x + 4 * i));
-        if (bits == 8) {
-            __m256i w = _mm256_xor_si256(q[i], flip);
-            s[i] = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(b, w));
-        } else {
-            s[i] = _mm256_maddubs_epi16(q[i], b);
-        }
-    }
-    if (bits == 8) {
+// Pairs of products in 16 bits. 8-bit codes are centred first: |code| <= 128 times the x with its
+// sign.
+VEC_FN __m256i mm_pairs(__m256i q, __m256i x, int bits) {
+    if (bits != 8) return _mm256_maddubs_epi16(q, x);
+    __m256i w = _mm256_xor_si256(q, _mm256_set1_epi8((char)128));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
+
+// Quads [h0, h1). As many pairs are added in 16 bits as cannot pass 32,767: a pair is at most
+// 2 * 127 * code, so 8 of 4-bit codes (30,480), 4 of 5 bits (31,496), 2 of 6 bits (32,004), one of
+// 8 bits (32,512).
+VEC_FN void mm_dot_quads(vi *dot, int n_tok, const uint8_t *unit, int bits, int h0, int h1,
+                         const uint8_t *x, size_t xs) {
+    const __m256i one = _mm256_set1_epi16(1);
+    const int n = 4 * (h1 - h0), most = bits <= 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
+    const int run = most < n ? most : n;
+    __m256i s[MM_PART_TOK];
+    MM_UNROLL for (int h = h0; h < h1; h++) {
+        __m256i q[4];
+        mm_codes(q, unit, bits, h);
         MM_UNROLL for (int i = 0; i < 4; i++) {
-            acc = _mm256_add_epi32(acc, _mm256_madd_epi16(s[i], one));
+            int at = 4 * (h - h0) + i;
+            MM_UNROLL for (int t = 0; t < n_tok; t++) {
+                __m256i b = _mm256_set1_epi32(mm_i32(x + (size_t)t * xs + 4 * at));
+                __m256i p = mm_pairs(q[i], b, bits);
+                s[t] = at % run == 0 ? p : _mm256_add_epi16(s[t], p);
+                MM_FORGET_VECTOR(s[t]); // or gcc makes trees of the sums and runs out of registers
+                if (at % run == run - 1) {
+                    dot[t] = _mm256_add_epi32(dot[t], _mm256_madd_epi16(s[t], one));
+                }
+            }
         }
-        return acc;
     }
-    __m256i a = _mm256_add_epi16(s[0], s[1]), b = _mm256_add_epi16(s[2], s[3]);
-    if (bits == 6) {
-        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, one));
-        return _mm256_add_epi32(acc, _mm256_madd_epi16(b, one));
-    }
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_add_epi16(a, b), one));
 }
 
 VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, const uint8_t *x,
                    size_t xs) {
-    MM_UNROLL for (int k = 0; k < 2; k++) {
-        __m256i q[4];
-        mm_codes(q, unit + 32 * k, bits, h);
-        MM_UNROLL for (int t = 0; t < n_tok; t++) {
-            dot[t].h[k] = mm_dot4(dot[t].h[k], q, x + (size_t)t * xs, bits);
-        }
-    }
+    if (h == 0)
+        mm_dot_quads(dot, n_tok, unit, bits, 0, 1, x, xs);
+    else
+        mm_dot_quads(dot, n_tok, unit, bits, 1, 2, x, xs);
+}
+VEC_FN void vi_dot_unit(vi *dot, int n_tok, const uint8_t *unit, int bits, const uint8_t *x,
+                        size_t xs) {
+    mm_dot_quads(dot, n_tok, unit, bits, 0, 2, x, xs);
 }
 
 VEC_FN __m256 mm_column(__m256i q, int i, int center) {
@@ -291,9 +346,29 @@ VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int cente
 
 #else
 
+enum { VI_PARTS = 1, VI_BYTES = CPU_VEC };
 typedef struct vi {
     int32_t v[16];
 } vi;
+typedef vf vp;
+
+VEC_FN vp vp_of(vf v, int part) {
+    (void)part;
+    return v;
+}
+VEC_FN void vp_put(vf *v, int part, vp p) {
+    (void)part;
+    *v = p;
+}
+VEC_FN vp vp_set1(float x) {
+    return vset1(x);
+}
+VEC_FN vp vp_mul(vp a, vp b) {
+    return vmul(a, b);
+}
+VEC_FN vp vp_fma(vp a, vp b, vp c) {
+    return vfma(a, b, c);
+}
 
 VEC_FN vi vi_start(int32_t n, int bits) {
     vi r;
@@ -347,6 +422,12 @@ VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, con
             }
         }
     }
+}
+
+VEC_FN void vi_dot_unit(vi *dot, int n_tok, const uint8_t *unit, int bits, const uint8_t *x,
+                        size_t xs) {
+    vi_dot(dot, n_tok, unit, bits, 0, x, xs);
+    vi_dot(dot, n_tok, unit, bits, 1, x + 16, xs);
 }
 
 VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int center) {
