@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """mlxcel against llama.cpp on the CPU: whole processes, interleaved, with a null arm.
 
-compare_cpu.py --mlxcel BIN --llama-bench BIN --ours MODEL --theirs MODEL [--pairs 7] [--threads 2]
+compare_cpu.py --mlxcel BIN --llama-speed BIN --ours MODEL --theirs MODEL [--pairs 7] [--threads 2]
                [--prefill 256] [--decode 64] [--depth 0]
 
 Order of a round: ours, theirs, ours again (the null arm is the second over the first). Prints a
@@ -25,9 +25,8 @@ def ours(a, what):
 
 
 def theirs(a, what):
-    cmd = [a.llama_bench, "-m", a.theirs, "-r", "1", "-t", str(a.threads), "-o", "json",
-           "-p", str(a.prefill if what == "prefill" else 0),
-           "-n", str(a.decode if what == "decode" else 0), "-d", str(a.depth)]
+    cmd = [a.llama_speed, a.theirs, str(a.threads), str(a.prefill if what == "prefill" else 0),
+           str(a.decode if what == "decode" else 0), str(a.depth)]
     out = json.loads(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout)
     return out[0]["avg_ts"], out[0]
 
@@ -38,7 +37,7 @@ def spread(xs):
 
 def main():
     p = argparse.ArgumentParser()
-    for name in ("mlxcel", "llama-bench", "ours", "theirs"):
+    for name in ("mlxcel", "llama-speed", "ours", "theirs"):
         p.add_argument("--" + name, required=True)
     p.add_argument("--pairs", type=int, default=7)
     p.add_argument("--threads", type=int, default=2)
