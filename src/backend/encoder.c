@@ -163,6 +163,8 @@ static mx_tid add_tensor(mx_enc *e, const mx_tensor *t) {
     mix(e, (uint64_t)(uintptr_t)t->buf);
     mix(e, t->offset ^ (uint64_t)t->kind << 56);
     mix(e, (uint64_t)t->n_rows << 32 ^ (uint64_t)t->n_cols);
+    mix(e, (uint64_t)t->fmt.dtype << 48 ^ (uint64_t)t->fmt.bits << 40 ^
+               (uint64_t)t->fmt.group << 20 ^ (uint64_t)t->layout << 16 ^ t->pack);
     return e->n_tensors++;
 }
 
