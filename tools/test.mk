@@ -38,12 +38,13 @@ $(filter $(B)/tests/cli/% $(B)/tests/server/%,$(TBIN)): | $(PROGRAM)
 CHECKS  := format=tools/check_format layers=tools/check_layers
 CHECKS  += sizes='tools/list_files c h cu | $(B)/tools/check_sizes'
 CHECKS  += banned='tools/list_files | $(B)/tools/check_banned'
-CHECKS  += knobs='$(B)/tools/gen_environment | tools/check_knobs'
+CHECKS  += knobs='$(B)/tools/gen_environment | tools/check_made docs/environment.md'
+CHECKS  += $(if $(PROGRAM),help='$(PROGRAM) --help-markdown | tools/check_made docs/cli.md')
 CHECKS  += checks='tools/check_checks $(B)'
 CHECKS  := $(if $(SAN)$(DEBUG)$(T),,$(CHECKS))
 CTOOLS  := $(if $(CHECKS),$(B)/tools/check_sizes $(B)/tools/check_banned $(B)/tools/gen_environment)
 
-export ASAN_OPTIONS  ?= detect_leaks=1:detect_stack_use_after_return=0:strict_string_checks=1:allocator_may_return_null=1
+export ASAN_OPTIONS  ?= detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1
 export UBSAN_OPTIONS ?= print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS  ?= halt_on_error=1:second_deadlock_stack=1
 
@@ -72,7 +73,7 @@ fuzz:
 	@test -f tests/fuzz/fuzz_$(T).c || { echo "no tests/fuzz/fuzz_$(T).c; T is one of:" \
 	 $(FUZZ:tests/fuzz/fuzz_%.c=%); exit 2; }
 	@$(MAKE) --no-print-directory CC=$(CLANG) SAN=fuzzer-no-link,address,undefined B=build/fuzz \
-	 fuzz-run T=$(T) SECONDS=$(SECONDS)
+	 NVCC= fuzz-run T=$(T) SECONDS=$(SECONDS)
 .PHONY: fuzz-run
 fuzz-run: build/fuzz/fuzz_$(T)
 	@mkdir -p build/fuzz/corpus/$(T)
