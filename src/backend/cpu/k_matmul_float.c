@@ -36,10 +36,11 @@ VEC_FN void core_type(const mm_job *j, int streams, int rows, mx_dtype type) {
         }
     }
     MM_UNROLL for (int i = 0; i < PARTS - 1; i++) {
-        if (k + i >= j->n_groups) break;
         MM_UNROLL for (int s = 0; s < streams; s++) {
-            const uint8_t *w = j->tile[s] + (size_t)(k + i) * step;
-            add_columns(p[s], rows, vld_type(type, w), i, x + k + i, ldx);
+            if (k + i < j->n_groups) { // no break: the loop must unroll
+                const uint8_t *w = j->tile[s] + (size_t)(k + i) * step;
+                add_columns(p[s], rows, vld_type(type, w), i, x + k + i, ldx);
+            }
         }
     }
     MM_UNROLL for (int s = 0; s < streams; s++) {
