@@ -1,8 +1,11 @@
 // reexpress MODEL.gguf: by hand, for real models (make check-reexpress MODEL=…). Writes the model
-// again as an MLX folder in a temporary place, no bit of a weight changed: Q4_1 blocks as affine
-// 4-bit and Q8_0 as affine 8-bit in groups of 32, Q and K rows in Hugging Face's order. Then both
-// must give the same 64 greedy tokens and the same logits for ten prompts, in the default and the
-// float-exact mode. Families whose norms GGUF stores changed (Gemma) are refused.
+// again in a temporary place:
+//   as an MLX folder, no bit of a weight changed: Q4_1 blocks as affine 4-bit and Q8_0 as affine
+//   8-bit in groups of 32, Q and K rows in Hugging Face's order;
+//   rounded to f16, as a GGUF file and as a Hugging Face folder.
+// The model and the MLX folder must give the same 64 greedy tokens and the same logits for ten
+// prompts, in the default and the float-exact mode; so must the two of f16. Families whose norms
+// GGUF stores changed (Gemma) are refused.
 #include "base/knobs.h"
 #include "mlxcel.h"
 #include "model/family.h"
@@ -30,7 +33,8 @@ typedef struct source {
     const mx_family *family;
     mx_hparams hp;
     mx_arena arena;
-    ckpt out;
+    ckpt out, out_gguf; // out_gguf: f16 only
+    bool f16;
     json_t *overrides;
     uint8_t bits; // of the checkpoint; tensors with others are overrides
 } source;
@@ -59,6 +63,47 @@ static void add_affine(source *s, const mx_wtensor *t, const char *stem, bool pe
     }
 }
 
+static void add_f16(source *s, const mx_wtensor *t, const char *hf, const char *gguf,
+                    bool permuted) {
+    mx_wview v = {
+        .fmt = mx_wfmt_of(t->dtype), .n_rows = t->dim[0], .n_cols = t->dim[1], .data = t->data};
+    char *a = ckpt_add(&s->out, hf, MX_F16, 2, t->dim, NULL);
+    char *b = ckpt_add(&s->out_gguf, gguf, MX_F16, 2, t->dim, NULL);
+    size_t row_bytes = (size_t)v.n_cols * 2;
+    float *x = mx_alloc((size_t)v.n_cols * sizeof *x);
+    for (int64_t r = 0; r < v.n_rows; r++) {
+        size_t from = (size_t)gm_gguf_row(r, s->hp.head_dim, permuted);
+        mx_dequant_row(&v, (int64_t)from, x);
+        mx_quant_row(MX_F16, x, v.n_cols, a + (size_t)r * row_bytes);
+        memcpy(b + from * row_bytes, a + (size_t)r * row_bytes, row_bytes);
+    }
+    mx_free(x);
+}
+
+static void copy_metadata(source *s) {
+    static const size_t size[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8}; // by mx_gguf_type
+    ckpt *c = &s->out_gguf;
+    for (int32_t i = 0; i < s->w.n_kv; i++) {
+        const mx_gguf_kv *kv = &s->w.kv[i];
+        char *key = mx_arena_strndup(&s->arena, kv->key.p, kv->key.n);
+        if (kv->type == MX_GGUF_STRING) {
+            ckpt_kv_str(c, key, mx_arena_strndup(&s->arena, kv->v.s.p, kv->v.s.n));
+        } else if (kv->type == MX_GGUF_ARRAY && kv->strings) {
+            const char **list = MX_ARENA_ARRAY(&s->arena, const char *, kv->n_elems);
+            for (uint64_t k = 0; k < kv->n_elems; k++) {
+                list[k] = mx_arena_strndup(&s->arena, kv->strings[k].p, kv->strings[k].n);
+            }
+            ckpt_kv_strs(c, key, list, kv->n_elems);
+        } else if (kv->type == MX_GGUF_ARRAY) {
+            ckpt_kv_array(c, key, kv->elem_type, kv->data, kv->n_elems, size[kv->elem_type]);
+        } else if (kv->type == MX_GGUF_F32) {
+            ckpt_kv_f32(c, key, (float)kv->v.f);
+        } else { // little-endian: the first bytes of the widened value
+            ckpt_kv(c, key, kv->type, &kv->v, size[kv->type]);
+        }
+    }
+}
+
 static void add_row(source *s, const mx_weight_row *r, int64_t il) {
     char stem[160], name[170], hf[170];
     gm_name(stem, sizeof stem, r->gguf, il);
@@ -68,6 +113,11 @@ static void add_row(source *s, const mx_weight_row *r, int64_t il) {
     bool permuted = r->fix_gguf & MX_FIX_UNPERMUTE;
     gm_name(stem, sizeof stem, r->hf, il);
     CHECKF(r->fix_hf == 0 && r->hf, "%s: not the same numbers in both containers", name);
+    if (t->n_dim == 2 && s->f16) {
+        snprintf(hf, sizeof hf, "%s.%s", stem, r->suffix);
+        add_f16(s, t, hf, name, permuted);
+        return;
+    }
     if (t->n_dim == 2 && affine_bits(t->dtype)) {
         add_affine(s, t, stem, permuted);
         return;
@@ -76,6 +126,7 @@ static void add_row(source *s, const mx_weight_row *r, int64_t il) {
            mx_dtype_get(t->dtype)->name);
     snprintf(hf, sizeof hf, "%s.%s", stem, r->suffix);
     ckpt_add(&s->out, hf, t->dtype, t->n_dim, t->dim, t->data);
+    if (s->f16) ckpt_add(&s->out_gguf, name, t->dtype, t->n_dim, t->dim, t->data);
 }
 
 static json_t *strings(const mx_weights *w, const char *key) {
@@ -137,14 +188,16 @@ static json_t *config_of(const source *s) {
                   "head_dim", h->head_dim, "intermediate_size", h->d_ff, "vocab_size", h->n_vocab,
                   "max_position_embeddings", h->max_ctx, "rms_norm_eps", h->norm_eps, "rope_theta",
                   h->rope_theta, "eos_token_id", end_ids(s));
+    if (s->f16) return c;
     json_object_set_new(s->overrides, "bits", json_integer(s->bits));
     json_object_set_new(s->overrides, "group_size", json_integer(32));
     json_object_set(c, "quantization", s->overrides);
     return c;
 }
 
-static void write_folder(const char *gguf, const char *dir) {
-    source s = {.overrides = json_object()};
+// out_gguf: NULL, or the file of f16.
+static void write_folder(const char *gguf, const char *dir, const char *out_gguf) {
+    source s = {.overrides = json_object(), .f16 = out_gguf != NULL};
     mx_err err = {0};
     check(mx_weights_open(&s.w, gguf, &err), &err);
     check(mx_family_of(&s.w, &s.family, &err), &err);
@@ -154,6 +207,8 @@ static void write_folder(const char *gguf, const char *dir) {
     CHECKF(down && affine_bits(down->dtype), "%s: neither Q4_1 nor Q8_0", gguf);
     s.bits = affine_bits(down->dtype);
     ckpt_init(&s.out);
+    ckpt_init(&s.out_gguf);
+    if (s.f16) copy_metadata(&s);
     for (size_t i = 0; i < s.family->n_weights; i++) {
         const mx_weight_row *r = &s.family->weights[i];
         int64_t n = r->slot < MX_W_GLOBALS ? 1 : s.hp.n_layer;
@@ -163,11 +218,13 @@ static void write_folder(const char *gguf, const char *dir) {
     char *text = json_dumps(config, 0);
     ckpt_write_safetensors(&s.out, dir, text);
     write_tokenizer(&s, dir);
+    if (out_gguf) ckpt_write_gguf(&s.out_gguf, out_gguf);
     printf("%s: %d tensors, %zu written\n", gguf, s.w.n_tensors, s.out.n_tensors);
     free(text);
     json_decref(config);
     json_decref(s.overrides);
     ckpt_free(&s.out);
+    ckpt_free(&s.out_gguf);
     mx_weights_close(&s.w);
     mx_arena_free(&s.arena);
 }
@@ -238,10 +295,13 @@ int main(int argc, char **argv) {
         return 2;
     }
     mx_log_set_level(MX_LOG_WARN);
-    char *dir = ckpt_temp_dir();
-    write_folder(argv[1], dir);
+    char *dir = ckpt_temp_dir(), *file = mx_path_join(dir, "f16.gguf");
+    write_folder(argv[1], dir, NULL);
     int bad = compare(argv[1], dir, "0") + compare(argv[1], dir, "1");
+    write_folder(argv[1], dir, file);
+    bad += compare(file, dir, "0") + compare(file, dir, "1");
+    mx_free(file);
     ckpt_remove_dir(dir);
-    printf("%d of %zu runs differ\n", bad, 2 * MX_COUNT(prompts));
+    printf("%d of %zu runs differ\n", bad, 4 * MX_COUNT(prompts));
     return bad ? 1 : 0;
 }
