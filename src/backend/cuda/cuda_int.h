@@ -32,13 +32,19 @@ typedef struct cuda_scratch {
 typedef struct cuda_lt cuda_lt;     // cuBLASLt, see lt.c
 typedef struct cuda_ring cuda_ring; // pinned upload ring, see ring.c
 
+typedef struct cuda_stage {
+    CUdeviceptr base;
+    size_t n_bytes;
+    CUevent copied, packed;
+} cuda_stage;
+
 enum { CUDA_MAX_MODULES = 16 };
 
 typedef struct cuda_backend {
     mx_backend base;
     CUdevice dev;
     CUcontext ctx;
-    CUstream stream;
+    CUstream stream, copy; // steps and kernels; uploads
     int32_t cc_major, cc_minor, n_sm, smem_max, smem_sm;
     char name[128], arch[32];
     CUmodule modules[CUDA_MAX_MODULES];
@@ -61,8 +67,9 @@ typedef struct cuda_backend {
     size_t n_tickets;
     cuda_lt *lt;
     cuda_ring *ring;
-    CUdeviceptr stage; // upload.c
-    size_t stage_bytes;
+    cuda_stage stage[2]; // upload.c
+    int32_t stage_next;
+    bool wait_buffers; // wait for the device after every command buffer (measurements)
     bool exact; // MLXCEL_EXACT: no bf16 activations
     bool graphs, overlap;
     int32_t gemv_rows; // up to this many tokens take the one-pass kernel

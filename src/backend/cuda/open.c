@@ -93,6 +93,7 @@ mx_status cuda_alloc(mx_backend *base, mx_buffer **out, size_t n_bytes, mx_usage
 void cuda_free(mx_backend *base, mx_buffer *buf) {
     if (!buf) return;
     cuda_use(cuda_of(base));
+    cuda_d.cuStreamSynchronize(cuda_of(base)->copy);
     cuda_d.cuStreamSynchronize(cuda_of(base)->stream);
     cuda_d.cuMemFree(buf->device);
     mx_free(buf);
@@ -113,6 +114,7 @@ static mx_status read_bytes(mx_backend *base, const mx_buffer *buf, size_t offse
     cuda_backend *b = cuda_of(base);
     CHECK(offset <= buf->n_bytes && n <= buf->n_bytes - offset);
     CUDA_TRY(cuda_use(b), err);
+    CUDA_TRY(cuda_d.cuStreamSynchronize(b->copy), err);
     CUDA_TRY(cuda_d.cuMemcpyDtoHAsync(dst, buf->device + offset, n, b->stream), err);
     CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
     return MX_OK;
@@ -132,6 +134,7 @@ static int32_t variants(mx_backend *base, const mx_op *op, const mx_tensor *tens
 static void close_backend(mx_backend *base) {
     cuda_backend *b = cuda_of(base);
     cuda_use(b);
+    if (b->copy) cuda_d.cuStreamSynchronize(b->copy);
     if (b->stream) cuda_d.cuStreamSynchronize(b->stream);
     cuda_step_free(b);
     cuda_ring_close(b);
@@ -145,6 +148,7 @@ static void close_backend(mx_backend *base) {
     }
     if (b->tickets) cuda_d.cuMemFree(b->tickets);
     for (int i = 0; i < b->n_modules; i++) cuda_d.cuModuleUnload(b->modules[i]);
+    if (b->copy) cuda_d.cuStreamDestroy(b->copy);
     if (b->stream) cuda_d.cuStreamDestroy(b->stream);
     if (b->ctx) cuda_d.cuDevicePrimaryCtxRelease(b->dev);
     mx_free(b);
@@ -192,6 +196,7 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
     b->ctx = ctx;
     CUDA_TRY(cuda_use(b), err);
     CUDA_TRY(cuda_d.cuStreamCreate(&b->stream, CU_STREAM_NON_BLOCKING), err);
+    CUDA_TRY(cuda_d.cuStreamCreate(&b->copy, CU_STREAM_NON_BLOCKING), err);
     for (int i = 0; cuda_images[i]; i++) {
         CHECK(b->n_modules < CUDA_MAX_MODULES);
         CUresult r = cuda_d.cuModuleLoadData(&b->modules[b->n_modules], cuda_images[i]);

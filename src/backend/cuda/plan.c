@@ -149,6 +149,7 @@ mx_status cuda_plan_make(mx_backend *base, mx_plan *plan, mx_buffer *arena, mx_e
     cuda_backend *b = cuda_of(base);
     CHECK(b->step);
     CUDA_TRY(cuda_use(b), err);
+    CUDA_TRY(cuda_d.cuStreamSynchronize(b->copy), err);
     cuda_ring_close(b); // loading is over; a later upload opens it again
     cuda_stage_free(b);
     cuda_plan *p = mx_calloc(1, sizeof(*p));
@@ -225,6 +226,7 @@ static mx_status run_plan(cuda_backend *b, const cuda_plan *p, mx_err *err) {
             CUDA_TRY(cuda_d.cuGraphLaunch(p->graphs[s], b->stream), err);
             b->count.graph_launches++;
         }
+        if (b->wait_buffers) CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
     }
     return MX_OK;
 }

@@ -4,7 +4,7 @@
 // The ring fits a processor's last-level cache: on an H200 machine 128 MiB of 4 MiB slots with 12
 // readers gave 52 of 55 GB/s, four slots of 64 MiB 16. A piece j uses slot j % SLOTS: a reader
 // waits until the transfer of piece j - SLOTS was started and has finished. When ring_copy returns
-// the source has been read; the transfers are in stream order before whatever is launched next.
+// the source has been read; the transfers go on in the order of the copy stream.
 // MLXCEL_CUDA_PINNED_LOAD=0 takes the driver's pageable path.
 #include "backend/cuda/cuda_int.h"
 
@@ -69,7 +69,7 @@ void cuda_ring_close(cuda_backend *b) {
     pthread_cond_broadcast(&r->work);
     pthread_mutex_unlock(&r->lock);
     for (int i = 0; i < r->n_readers; i++) pthread_join(r->readers[i], NULL);
-    cuda_d.cuStreamSynchronize(b->stream);
+    cuda_d.cuStreamSynchronize(b->copy);
     for (int i = 0; i < SLOTS; i++) {
         if (r->sent[i]) cuda_d.cuEventDestroy(r->sent[i]);
     }
@@ -118,9 +118,9 @@ static mx_status ring_copy(cuda_ring *r, CUdeviceptr dst, const void *src, size_
         size_t at = (size_t)(j - r->first) * slot_bytes, m = MX_MIN(slot_bytes, n - at);
         if (res == CUDA_SUCCESS) {
             res = cuda_d.cuMemcpyHtoDAsync(dst + at, r->host + (j % SLOTS) * slot_bytes, m,
-                                           r->b->stream);
+                                           r->b->copy);
         }
-        if (res == CUDA_SUCCESS) res = cuda_d.cuEventRecord(r->sent[j % SLOTS], r->b->stream);
+        if (res == CUDA_SUCCESS) res = cuda_d.cuEventRecord(r->sent[j % SLOTS], r->b->copy);
         pthread_mutex_lock(&r->lock);
         r->issued = j + 1;
         pthread_cond_broadcast(&r->work);
@@ -137,8 +137,8 @@ mx_status cuda_copy_in(cuda_backend *b, CUdeviceptr dst, const void *src, size_t
         if (!b->ring) MX_TRY(ring_open(b, err));
         MX_TRY(ring_copy(b->ring, dst, src, n, err));
     } else {
-        CUDA_TRY(cuda_d.cuMemcpyHtoDAsync(dst, src, n, b->stream), err);
-        CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
+        CUDA_TRY(cuda_d.cuMemcpyHtoDAsync(dst, src, n, b->copy), err);
+        CUDA_TRY(cuda_d.cuStreamSynchronize(b->copy), err);
     }
     b->count.upload_copy_s += mx_now_s() - t0;
     b->count.upload_bytes += n;

@@ -2,8 +2,9 @@
 //
 // Vectors (one row) of floats become float32 rows: norm weights and biases. Matrices of the formats
 // in kargs.h are packed; everything else keeps its rows and the plain kernels read it. Nothing
-// waits for the device: copies and kernels are in stream order. The staging buffer on the device
-// and the pinned ring are kept between uploads and freed when the first plan is made.
+// waits for the device: copies are on a stream of their own, the kernels on the backend's, events
+// between them. The staging buffers on the device and the pinned ring are kept between uploads and
+// freed, after the last copy, when the next plan is made.
 #include "backend/cuda/cuda_int.h"
 
 #include "base/os.h"
@@ -44,23 +45,38 @@ static int pack_of(mx_wfmt f) {
     }
 }
 
-// Raw bytes of one weight on the device. Reuse is ordered by the stream.
-static mx_status stage_of(cuda_backend *b, size_t n, CUdeviceptr *out, mx_err *err) {
-    if (b->stage_bytes < n) {
-        cuda_stage_free(b);
-        CUDA_TRY(cuda_d.cuMemAlloc(&b->stage, n), err);
-        b->stage_bytes = n;
+// Raw bytes of one weight on the device: two staging buffers take turns, so that the next weight
+// is copied while the kernel packs the last.
+static mx_status stage_of(cuda_backend *b, size_t n, cuda_stage **out, mx_err *err) {
+    cuda_stage *s = &b->stage[b->stage_next];
+    b->stage_next ^= 1;
+    if (!s->copied) {
+        CUDA_TRY(cuda_d.cuEventCreate(&s->copied, CU_EVENT_DISABLE_TIMING), err);
+        CUDA_TRY(cuda_d.cuEventCreate(&s->packed, CU_EVENT_DISABLE_TIMING), err);
     }
-    *out = b->stage;
+    if (s->n_bytes < n) {
+        CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
+        if (s->base) cuda_d.cuMemFree(s->base);
+        s->base = 0;
+        s->n_bytes = 0;
+        CUDA_TRY(cuda_d.cuMemAlloc(&s->base, n), err);
+        s->n_bytes = n;
+    } else {
+        CUDA_TRY(cuda_d.cuStreamWaitEvent(b->copy, s->packed, 0), err);
+    }
+    *out = s;
     return MX_OK;
 }
 
 void cuda_stage_free(cuda_backend *b) {
-    if (!b->stage) return;
-    cuda_d.cuStreamSynchronize(b->stream);
-    cuda_d.cuMemFree(b->stage);
-    b->stage = 0;
-    b->stage_bytes = 0;
+    for (int i = 0; i < 2; i++) {
+        cuda_stage *s = &b->stage[i];
+        if (s->base || s->copied) cuda_d.cuStreamSynchronize(b->stream);
+        if (s->base) cuda_d.cuMemFree(s->base);
+        if (s->copied) cuda_d.cuEventDestroy(s->copied);
+        if (s->packed) cuda_d.cuEventDestroy(s->packed);
+        *s = (cuda_stage){0};
+    }
 }
 
 static mx_status upload_vector(cuda_backend *b, mx_tensor *out, const mx_wview *w, mx_err *err) {
@@ -91,7 +107,9 @@ static mx_status copy_planes(cuda_backend *b, CUdeviceptr dst, const mx_wview *w
 }
 
 static mx_status pack_weight(cuda_backend *b, mx_tensor *out, const mx_wview *w, int pack,
-                             CUdeviceptr raw, size_t row_bytes, size_t scale_row, mx_err *err) {
+                             const cuda_stage *st, size_t row_bytes, size_t scale_row,
+                             mx_err *err) {
+    CUdeviceptr raw = st->base;
     const cuda_pack_info *pi = cuda_pack_get(pack);
     int64_t n_kb = (w->n_cols + pi->kb - 1) / pi->kb, strips = (w->n_rows + 15) / 16;
     size_t n = (size_t)(strips * n_kb) * (size_t)pi->block_bytes;
@@ -114,7 +132,10 @@ static mx_status pack_weight(cuda_backend *b, mx_tensor *out, const mx_wview *w,
     cuda_item it = {.kind = CUDA_ITEM_KERNEL, .block = 256, .grid = {1, 1, 1}};
     it.grid[0] = (uint32_t)MX_MIN((n / 4 + 255) / 256, (size_t)b->n_sm * 32);
     MX_TRY(cuda_kernel_get(b, (cuda_kernel)(CK_pack_a4g32 + pack - 1), &it.fn, err));
+    CUDA_TRY(cuda_d.cuEventRecord(st->copied, b->copy), err);
+    CUDA_TRY(cuda_d.cuStreamWaitEvent(b->stream, st->copied, 0), err);
     MX_TRY(cuda_run_item(b, &it, (const uint8_t *)&a, false, err));
+    CUDA_TRY(cuda_d.cuEventRecord(st->packed, b->stream), err);
     out->layout = MX_LAYOUT_PACKED;
     out->pack = (uint16_t)pack;
     out->n_bytes = n;
@@ -150,10 +171,10 @@ mx_status cuda_upload(mx_backend *base, mx_tensor *out, const mx_wview *w, mx_er
         size_t total = align256(raw_code) + 2 * align256(raw_scale);
         int pack = pack_of(w->fmt);
         if (pack != KPACK_ROWS) {
-            CUdeviceptr raw = 0;
-            s = stage_of(b, total, &raw, err);
-            if (s == MX_OK) s = copy_planes(b, raw, w, raw_code, raw_scale, err);
-            if (s == MX_OK) s = pack_weight(b, out, w, pack, raw, code_row, scale_row, err);
+            cuda_stage *st = NULL;
+            s = stage_of(b, total, &st, err);
+            if (s == MX_OK) s = copy_planes(b, st->base, w, raw_code, raw_scale, err);
+            if (s == MX_OK) s = pack_weight(b, out, w, pack, st, code_row, scale_row, err);
         } else if (w->fmt.dtype == MX_F32 || w->fmt.dtype == MX_AFFINE) {
             s = cuda_alloc(base, &out->buf, total, MX_USE_WEIGHT, err);
             if (s == MX_OK) s = copy_planes(b, out->buf->device, w, raw_code, raw_scale, err);

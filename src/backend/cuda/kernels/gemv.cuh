@@ -145,83 +145,58 @@ __device__ __forceinline__ void block_float(Acc<F, NT> &acc, const uint8_t *tile
     }
 }
 
-// Four columns of a token's activations (zero past the end), times gamma.
-__device__ __forceinline__ float4 load_x4(const k_gemv &a, const float *x, int col, float &ssq) {
+// ---- Preparing activations ----
+// A lane takes columns c .. c+3 of every 128 of its warp's run [c0, c1). Up to HELD such pieces are
+// held in registers: they are asked for together, the next token's while this one is prepared.
+enum { HELD = 12 };
+
+// Four numbers from column c on, zero past the end of the row. L2 only for activations.
+template <bool WEIGHT>
+__device__ __forceinline__ float4 load4(const k_gemv &a, const float *x, int c) {
     float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
     if (a.vec4) {
-        if (col < a.n_cols) v = __ldcg(reinterpret_cast<const float4 *>(x + col));
-    } else {
-        if (col < a.n_cols) v.x = ldx(x + col);
-        if (col + 1 < a.n_cols) v.y = ldx(x + col + 1);
-        if (col + 2 < a.n_cols) v.z = ldx(x + col + 2);
-        if (col + 3 < a.n_cols) v.w = ldx(x + col + 3);
+        if (c < a.n_cols) {
+            v = WEIGHT ? __ldg(reinterpret_cast<const float4 *>(x + c))
+                       : __ldcg(reinterpret_cast<const float4 *>(x + c));
+        }
+        return v;
     }
-    if (a.gamma) {
-        ssq = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, ssq))));
-        if (col < a.n_cols) v.x *= a.gamma[col];
-        if (col + 1 < a.n_cols) v.y *= a.gamma[col + 1];
-        if (col + 2 < a.n_cols) v.z *= a.gamma[col + 2];
-        if (col + 3 < a.n_cols) v.w *= a.gamma[col + 3];
-    }
+    if (c < a.n_cols) v.x = ldx(x + c);
+    if (c + 1 < a.n_cols) v.y = ldx(x + c + 1);
+    if (c + 2 < a.n_cols) v.z = ldx(x + c + 2);
+    if (c + 3 < a.n_cols) v.w = ldx(x + c + 3);
     return v;
+}
+
+// Sum of squares, then times gamma.
+__device__ __forceinline__ float4 times_gamma(float4 v, float4 w, float &ssq) {
+    ssq = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, ssq))));
+    return make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
 }
 
 __device__ __forceinline__ float max4(float m, float4 v) {
     return fmaxf(m, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
 }
 
-// Columns [c0, c1) of one token into fixed point. Returns the scale.
-template <class F, int MT>
-__device__ __forceinline__ float prepare_int(const k_gemv &a, const float *x, int c0, int c1,
-                                             int tok, uint32_t *xs, float *xm, int lane,
-                                             float &ssq) {
-    float m = 0.f, dummy = 0.f;
-    for (int c = c0 + lane * 4; c < c1; c += 128) m = max4(m, load_x4(a, x, c, ssq));
+// The scale of a run from its largest magnitude: d, and 1 / d.
+template <class F> __device__ __forceinline__ float2 run_scale(float m) {
+    if (F::BF) return make_float2(1.f, 1.f);
     m = warp_max(m);
-    float inv = m > 0.f ? 32512.f / m : 0.f;
-    for (int cb = c0; cb < c1; cb += 128) {
-        int c = cb + lane * 4;
-        bool in = c < c1;
-        float4 v = in ? load_x4(a, x, c, dummy) : make_float4(0.f, 0.f, 0.f, 0.f);
-        int q0 = __float2int_rn(v.x * inv), q1 = __float2int_rn(v.y * inv);
-        int q2 = __float2int_rn(v.z * inv), q3 = __float2int_rn(v.w * inv);
-        uint32_t lo = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
-        uint32_t hi = __byte_perm(__byte_perm(q0 + 128, q1 + 128, 0x0051),
-                                  __byte_perm(q2 + 128, q3 + 128, 0x0051), 0x5410);
-        int sum = q0 + q1 + q2 + q3;
-#pragma unroll
-        for (int s = 1; s < F::XG / 4; s <<= 1) sum += __shfl_xor_sync(FULL, sum, s);
-        if (in) {
-            int i = c >> 6, w = (c & 63) >> 2; // run of 64 columns, word in it
-            uint32_t *p = xs + (((i * MT + tok) * 2) * 4 + (w & 3)) * 4 + (w >> 2);
-            p[0] = hi;
-            p[16] = lo;
-            if (c % F::XG == 0) xm[(c / F::XG) * MT + tok] = (float)sum;
-        }
-    }
-    return m * (1.f / 32512.f);
+    if (!F::FLOAT) return make_float2(m * (1.f / 32512.f), m > 0.f ? 32512.f / m : 0.f);
+    if (!(m > 0.f && m < 3e38f)) return make_float2(1.f, 1.f);
+    int e = (int)((__float_as_uint(m) >> 23) & 255) - 127 - 8; // |x| / d < 512
+    e = max(-120, min(120, e));
+    return make_float2(__uint_as_float((uint32_t)(e + 127) << 23),
+                       __uint_as_float((uint32_t)(127 - e) << 23));
 }
 
-// The same into a high and a low 16-bit float. float16 is scaled by a power of two.
+// Four columns into the B operand of token `tok`; every lane calls it, `in` says whose columns are
+// in the run.
 template <class F, int MT>
-__device__ __forceinline__ float prepare_float(const k_gemv &a, const float *x, int c0, int c1,
-                                               int tok, uint32_t *xs, int lane,
-                                               float &ssq) {
-    float inv = 1.f, d = 1.f, dummy = 0.f;
-    if (!F::BF) {
-        float m = 0.f;
-        for (int c = c0 + lane * 4; c < c1; c += 128) m = max4(m, load_x4(a, x, c, dummy));
-        m = warp_max(m);
-        if (m > 0.f && m < 3e38f) {
-            int e = (int)((__float_as_uint(m) >> 23) & 255) - 127 - 8; // |x| / d < 512
-            e = max(-120, min(120, e));
-            d = __uint_as_float((uint32_t)(e + 127) << 23);
-            inv = __uint_as_float((uint32_t)(127 - e) << 23);
-        }
-    }
-    for (int c = c0 + lane * 4; c < c1; c += 128) {
-        float4 v = load_x4(a, x, c, ssq);
-        v.x *= inv, v.y *= inv, v.z *= inv, v.w *= inv;
+__device__ __forceinline__ void put4(float4 v, float inv, int c, bool in, int tok, uint32_t *xs,
+                                     float *xm) {
+    v.x *= inv, v.y *= inv, v.z *= inv, v.w *= inv;
+    if constexpr (F::FLOAT) {
         uint32_t h0, h1, l0, l1;
         if (F::BF) {
             h0 = pack_bf(v.x, v.y), h1 = pack_bf(v.z, v.w);
@@ -233,11 +208,89 @@ __device__ __forceinline__ float prepare_float(const k_gemv &a, const float *x, 
             l1 = pack_h(v.z - h_lo(h1), v.w - h_hi(h1));
         }
         int i = c >> 5, t = (c & 15) >> 2, f = (c & 31) >> 4;
-        uint32_t *p = xs + (((i * MT + tok) * 2) * 4 + t) * 4 + f * 2;
-        p[0] = h0, p[1] = h1;
-        p[16] = l0, p[17] = l1;
+        uint2 *p = reinterpret_cast<uint2 *>(xs + (((i * MT + tok) * 2) * 4 + t) * 4 + f * 2);
+        if (in) p[0] = make_uint2(h0, h1), p[8] = make_uint2(l0, l1);
+    } else {
+        int q0 = __float2int_rn(v.x), q1 = __float2int_rn(v.y);
+        int q2 = __float2int_rn(v.z), q3 = __float2int_rn(v.w);
+        uint32_t lo = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+        uint32_t hi = __byte_perm(__byte_perm(q0 + 128, q1 + 128, 0x0051),
+                                  __byte_perm(q2 + 128, q3 + 128, 0x0051), 0x5410);
+        int sum = q0 + q1 + q2 + q3;
+#pragma unroll
+        for (int s = 1; s < F::XG / 4; s <<= 1) sum += __shfl_xor_sync(FULL, sum, s);
+        int i = c >> 6, w = (c & 63) >> 2; // run of 64 columns, word in it
+        uint32_t *p = xs + (((i * MT + tok) * 2) * 4 + (w & 3)) * 4 + (w >> 2);
+        if (in) {
+            p[0] = hi;
+            p[16] = lo;
+            if (c % F::XG == 0) xm[(c / F::XG) * MT + tok] = (float)sum;
+        }
     }
-    return d;
+}
+
+// Runs of at most HELD * 128 columns.
+template <class F, int MT>
+__device__ __forceinline__ void prepare_held(const k_gemv &a, const float *x0, int n_tok, int c0,
+                                             int c1, uint32_t *xs, float *xm, float *ds,
+                                             float *ssqs, int lane) {
+    float4 next[HELD], gam[HELD];
+    int c = c0 + lane * 4;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        if (c0 + i * 128 >= c1) continue;
+        next[i] = load4<false>(a, x0, c + i * 128);
+        if (a.gamma) gam[i] = load4<true>(a, a.gamma, c + i * 128);
+    }
+#pragma unroll 1
+    for (int k = 0; k < n_tok; k++) {
+        float4 v[HELD];
+        float ssq = 0.f, m = 0.f;
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            if (c0 + i * 128 >= c1) continue;
+            v[i] = next[i];
+            if (MT > 1 && k + 1 < n_tok) {
+                next[i] = load4<false>(a, x0 + (size_t)(k + 1) * a.ldx, c + i * 128);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            if (c0 + i * 128 >= c1) continue;
+            if (c + i * 128 >= c1) v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+            if (a.gamma) v[i] = times_gamma(v[i], gam[i], ssq);
+            m = max4(m, v[i]);
+        }
+        float2 d = run_scale<F>(m);
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            if (c0 + i * 128 >= c1) continue;
+            put4<F, MT>(v[i], d.y, c + i * 128, c + i * 128 < c1, k, xs, xm);
+        }
+        if (a.gamma) ssq = warp_sum(ssq);
+        if (lane == 0) ds[k] = d.x, ssqs[k] = ssq;
+    }
+}
+
+// Longer runs: twice over the row.
+template <class F, int MT>
+__device__ __forceinline__ void prepare_long(const k_gemv &a, const float *x, int k, int c0, int c1,
+                                             uint32_t *xs, float *xm, float *ds, float *ssqs,
+                                             int lane) {
+    float ssq = 0.f, none = 0.f, m = 0.f;
+    auto get = [&](int c, float &q) {
+        float4 v = c < c1 ? load4<false>(a, x, c) : make_float4(0.f, 0.f, 0.f, 0.f);
+        return a.gamma && c < c1 ? times_gamma(v, load4<true>(a, a.gamma, c), q) : v;
+    };
+#pragma unroll 4
+    for (int c = c0; c < c1; c += 128) m = max4(m, get(c + lane * 4, ssq));
+    float2 d = run_scale<F>(m);
+#pragma unroll 4
+    for (int c = c0; c < c1; c += 128) {
+        put4<F, MT>(get(c + lane * 4, none), d.y, c + lane * 4, c + lane * 4 < c1, k, xs, xm);
+    }
+    if (a.gamma) ssq = warp_sum(ssq);
+    if (lane == 0) ds[k] = d.x, ssqs[k] = ssq;
 }
 
 // MT: most tokens of a pass (strides of the prepared activations). SB: 16-bit scales are bf16.
@@ -269,17 +322,17 @@ template <class F, int MT, int SB> __device__ __forceinline__ void gemv_body(con
     for (int i = 0; i < GEMV_SLOTS; i++) ring.fill(lane);
     dep_wait();
 
-    for (int k = 0; k < n_tok; k++) {
-        const float *x = a.x + (size_t)(tok0 + k) * a.ldx;
-        float ssq = 0.f, d;
-        int c0 = kb0 * F::KB, c1 = c0 + n_kb * F::KB;
-        if constexpr (F::FLOAT) {
-            d = prepare_float<F, MT>(a, x, c0, c1, k, (uint32_t *)xs, lane, ssq);
-        } else {
-            d = prepare_int<F, MT>(a, x, c0, c1, k, (uint32_t *)xs, xm, lane, ssq);
+    const float *x0 = a.x + (size_t)tok0 * a.ldx;
+    int c0 = kb0 * F::KB, c1 = c0 + n_kb * F::KB;
+    if (c1 - c0 <= HELD * 128) {
+        prepare_held<F, MT>(a, x0, n_tok, c0, c1, (uint32_t *)xs, xm, ds + warp * 8, ssqs + warp * 8,
+                            lane);
+    } else {
+#pragma unroll 1
+        for (int k = 0; k < n_tok; k++) {
+            prepare_long<F, MT>(a, x0 + (size_t)k * a.ldx, k, c0, c1, (uint32_t *)xs, xm,
+                                ds + warp * 8, ssqs + warp * 8, lane);
         }
-        ssq = warp_sum(ssq);
-        if (lane == 0) ds[warp * 8 + k] = d, ssqs[warp * 8 + k] = ssq;
     }
     __syncwarp();
 
