@@ -14,7 +14,7 @@
 #elif defined(__clang__)
 #define MM_UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define MM_UNROLL _Pragma("GCC unroll 8")
+#define MM_UNROLL _Pragma("GCC unroll 16")
 #endif
 
 // The compiler forgets what it knows of a value. On pointers to activations: gcc would keep every
