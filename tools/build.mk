@@ -19,6 +19,7 @@ $(B)/tools/%: tools/%.c $(B)/flags
 docs: $(B)/tools/gen_environment $(B)/mlxcel
 	$(B)/tools/gen_environment > docs/environment.md
 	$(B)/mlxcel --help-markdown > docs/cli.md
+	$(B)/mlxcel --help-server > docs/server.md
 
 format:
 	tools/list_files c h cu | xargs clang-format -i
@@ -31,6 +32,7 @@ compile_commands.json: $(B)/flags $(B)/members tools/compile_commands
 install: $(B)/mlxcel
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
 	install -m 755 $(B)/mlxcel $(DESTDIR)$(PREFIX)/bin/mlxcel
+	ln -sf mlxcel $(DESTDIR)$(PREFIX)/bin/mlxcel-server
 	install -m 644 $(B)/libmlxcel.a $(DESTDIR)$(PREFIX)/lib/libmlxcel.a
 	install -m 644 include/mlxcel.h $(DESTDIR)$(PREFIX)/include/mlxcel.h
 

@@ -5,6 +5,7 @@
 // and what was expected; of a flag given twice the later value counts.
 #include "cli/args.h"
 
+#include "base/knobs.h"
 #include "base/mem.h"
 #include "base/str.h"
 
@@ -170,6 +171,50 @@ static mx_status set_defaults(cli_options *o, mx_err *err) {
     return MX_OK;
 }
 
+// ---- Environment: llama-server's variables, between the defaults and the arguments ----
+
+static const struct {
+    mx_knob knob;
+    const char *flag;
+} serve_env[] = {
+    {MX_KNOB_ARG_ALIAS, "--alias"},
+    {MX_KNOB_ARG_CTX_SIZE, "--ctx-size"},
+    {MX_KNOB_ARG_N_PARALLEL, "--n-parallel"},
+    {MX_KNOB_ARG_BATCH, "--batch-size"},
+    {MX_KNOB_ARG_UBATCH, "--ubatch-size"},
+    {MX_KNOB_ARG_HOST, "--host"},
+    {MX_KNOB_ARG_PORT, "--port"},
+    {MX_KNOB_ARG_THREADS, "--threads"},
+    {MX_KNOB_ARG_THREADS_HTTP, "--threads-http"},
+    {MX_KNOB_ARG_TIMEOUT, "--timeout"},
+    {MX_KNOB_ARG_API_PREFIX, "--api-prefix"},
+    {MX_KNOB_ARG_SSL_KEY_FILE, "--ssl-key-file"},
+    {MX_KNOB_ARG_SSL_CERT_FILE, "--ssl-cert-file"},
+    {MX_KNOB_ARG_CACHE_TYPE_K, "--cache-type-k"},
+    {MX_KNOB_ARG_CACHE_TYPE_V, "--cache-type-v"},
+    {MX_KNOB_ARG_N_PREDICT, "--n-predict"},
+    {MX_KNOB_ARG_MODEL, "--model"},
+    {MX_KNOB_ARG_THINK, "--reasoning-format"},
+    {MX_KNOB_ARG_DEVICE, "--device"},
+    {MX_KNOB_ARG_METRICS, "--metrics"},
+    {MX_KNOB_ARG_NO_SLOTS, "--no-slots"},
+};
+
+static mx_status set_environment(cli_options *o, mx_err *err) {
+    if (o->command != CLI_SERVE) return MX_OK;
+    for (size_t i = 0; i < MX_COUNT(serve_env); i++) {
+        const char *v = mx_knob_raw(serve_env[i].knob);
+        if (!v) continue;
+        const cli_flag *f = find_flag(o, serve_env[i].flag, strlen(serve_env[i].flag));
+        CHECK(f != NULL);
+        if (f->kind == CLI_FLAG)
+            *(bool *)field(o, f) = mx_knob_flag(serve_env[i].knob);
+        else
+            MX_TRY(set_value(o, f, mx_knob_info_get(serve_env[i].knob)->name, v, err));
+    }
+    return MX_OK;
+}
+
 static mx_status take_positional(cli_options *o, const cli_command *c, const char *arg,
                                  mx_err *err) {
     if (!c->positional || o->positional) {
@@ -184,6 +229,7 @@ mx_status cli_parse(cli_options *o, const cli_command *c, int argc, char *const 
                     mx_err *err) {
     *o = (cli_options){.command = (cli_command_id)(c - cli_commands)};
     CHECK(set_defaults(o, err) == MX_OK);
+    MX_TRY(set_environment(o, err));
     bool flags = true;
     for (int i = 0; i < argc; i++) {
         const char *arg = argv[i];

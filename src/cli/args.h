@@ -12,6 +12,7 @@
 typedef enum cli_command_id {
     CLI_RUN,
     CLI_GENERATE,
+    CLI_SERVE,
     CLI_INSPECT,
     CLI_LIST,
     CLI_RM,
@@ -44,6 +45,14 @@ typedef struct cli_options {
     bool has_seed, help;
     bool json, quiet, verbose, yes, force, profile, estimate, no_template, ignore_eos;
     bool decode, jsonl, allow_fallback;
+    // serve
+    const char *host, *alias, *api_prefix, *api_key, *api_key_file, *cors_origins, *allowed_hosts;
+    const char *ssl_key_file, *ssl_cert_file, *reasoning_format, *reasoning_alias, *template_kwargs;
+    const char *kv_budget, *cache_type_k, *cache_type_v, *prompt_cache, *max_body;
+    int32_t port, parallel, max_batch, batch_size, ubatch_size, grant_interval, queue_depth;
+    int32_t threads_http, sse_ping, timeout_s, idle_timeout_s;
+    float grace_s;
+    bool metrics, no_slots, no_web, reuse_port, no_request_log, no_prompt_cache, as_always;
 } cli_options;
 
 typedef enum cli_kind {

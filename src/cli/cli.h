@@ -29,6 +29,7 @@ void cli_markdown(mx_buf *out);                   // docs/cli.md
 
 int cli_run(const cli_options *o);
 int cli_generate(const cli_options *o);
+int cli_serve(const cli_options *o);
 int cli_inspect(const cli_options *o);
 int cli_list(const cli_options *o);
 int cli_rm(const cli_options *o);

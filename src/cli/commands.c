@@ -4,6 +4,7 @@
 
 #include "base/knobs.h"
 #include "base/mem.h"
+#include "server/server.h"
 
 #include <stdio.h>
 
@@ -19,6 +20,11 @@ const cli_command cli_commands[CLI_COMMANDS] = {
         "generate text from a prompt",
         "The text goes to standard output, everything else to standard error. With a chat\n"
         "template in the model the prompt is one user message, else it is continued."},
+    [CLI_SERVE] = {"serve", NULL, NULL, false, cli_serve,
+        "answer OpenAI's and llama-server's routes over HTTP",
+        "Flags of llama-server may also be given as LLAMA_ARG_ variables (mlxcel --help-env);\n"
+        "a flag on the command line wins. The program called as mlxcel-server is this command.\n"
+        "Routes and rules: docs/server.md."},
     [CLI_INSPECT] = {"inspect", NULL, "MODEL", false, cli_inspect,
         "what is in a model, and what it will need", NULL},
     [CLI_LIST] = {"list", "ls", NULL, false, cli_list,
@@ -134,6 +140,7 @@ void cli_help(const cli_command *c, mx_buf *out) {
                   "\n  --version         print the version\n"
                   "  --help-env        environment variables\n"
                   "  --help-markdown   all of this as docs/cli.md\n"
+                  "  --help-server     the server's routes and fields as docs/server.md\n"
                   "\nExit codes: %s.\n",
                   exit_codes);
 }
@@ -233,6 +240,8 @@ static int global_flag(const char *arg) {
         help_environment(&b);
     else if (strcmp(arg, "--help-markdown") == 0)
         cli_markdown(&b);
+    else if (strcmp(arg, "--help-server") == 0)
+        mx_server_markdown(&b);
     int code = b.n ? CLI_EXIT_OK : -1;
     return print(&b, code);
 }
@@ -271,6 +280,9 @@ static int run_command(const cli_command *c, int argc, char *const *argv) {
 int mx_cli_main(int argc, char *const *argv, void (*end_now)(int code)) {
     cli_term_init(end_now);
     set_log_level();
+    if (argc > 0 && mx_str_ends(mx_str_of(argv[0]), mx_str_of("mlxcel-server"))) {
+        return cli_finish(run_command(&cli_commands[CLI_SERVE], argc - 1, argv + 1));
+    }
     if (argc < 2) return no_command(NULL);
     if (argv[1][0] == '-') {
         int code = argc == 2 ? global_flag(argv[1]) : -1;

@@ -7,7 +7,7 @@
 #define ON(c)   (1u << CLI_##c)
 #define TEXTUAL (ON(RUN) | ON(GENERATE))
 #define ENGINE  (TEXTUAL | ON(PERPLEXITY) | ON(BENCH))
-#define LOADS   (ENGINE | ON(INSPECT) | ON(TOKENIZE) | ON(TEMPLATE))
+#define LOADS   (ENGINE | ON(SERVE) | ON(INSPECT) | ON(TOKENIZE) | ON(TEMPLATE))
 #define STORE   (LOADS | ON(LIST) | ON(RM))
 #define ALL     ((1u << CLI_COMMANDS) - 1)
 
@@ -26,7 +26,8 @@
     { n, c, CLI_FLOAT, "F", AT(float, f), lo, hi, d, help }
 #define REFUSED(n, c, why)                                                                         \
     { n, c, CLI_REFUSED, NULL, 0, 0, 0, NULL, why }
-#define BIG INT32_MAX
+#define BIG  INT32_MAX
+#define HTTP ON(SERVE)
 
 const cli_flag cli_flags[] = {
 #include "cli/flags.def"

@@ -267,14 +267,16 @@ static void publish_stats(mlxcel_engine *e) {
     mx_kv_stats ks;
     mx_enc_get_stats(e->enc, &es);
     mx_kv_get_stats(e->kv, &ks);
-    int32_t waiting = 0, prefilling = 0;
+    int32_t waiting = 0, prefilling = 0, live = 0;
     for (int32_t i = 0; i < e->n_running; i++) {
+        if (e->running[i]->finished) continue; // about to retire
+        live++;
         waiting += e->running[i]->phase == SCHED_WAITING;
         prefilling += e->running[i]->phase == SCHED_PREFILLING;
     }
     pthread_mutex_lock(&e->lock);
     mlxcel_stats *s = &e->stats;
-    s->n_running = e->n_running - waiting;
+    s->n_running = live - waiting;
     s->n_queued = waiting;
     s->n_prefilling = prefilling;
     s->plans_made = es.plans_made;

@@ -199,7 +199,7 @@ static void usage_is_2_and_names_things(void **state) {
     (void)state;
     run(&p, "");
     expect(&p, 2, "", "Usage");
-    run(&p, "serve");
+    run(&p, "servant");
     expect(&p, 2, "", "generate");
     run(&p, "generate -m %s -p x --nonsense", model);
     expect(&p, 2, "", "--nonsense");

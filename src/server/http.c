@@ -1,0 +1,543 @@
+// HTTP over libmicrohttpd: connections, bodies, answers, streams. State: one srv_req per request,
+// made when its first line was read and freed when it is completed.
+//
+// While a generation runs its connection is suspended. The engine's notify, the watcher and the
+// shutdown wake it (req_wake); the HTTP thread then reads what came and suspends it again. A wake
+// that arrives between reading and suspending is not lost: it leaves a flag, and the suspending
+// side looks at the flag under the same lock. The engine calls notify with its own lock held, so
+// nothing here calls the engine while it holds q->lock.
+#include "server/server_int.h"
+
+#include "base/mem.h"
+#include "base/os.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+// ---- Answers ----
+
+static void free_body(void *p) {
+    mx_free(p);
+}
+
+static void queue(srv_req *q, int status, const char *type, struct MHD_Response *r) {
+    MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    MHD_add_response_header(r, "X-Request-Id", q->id);
+    if (status == 405) MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, q->allow);
+    if (status == 503 || status == 429) MHD_add_response_header(r, "Retry-After", "1");
+    if (status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
+    gate_headers(q, r);
+    q->answered = true;
+    q->status = status;
+    MHD_queue_response(q->conn, (unsigned)status, r);
+    MHD_destroy_response(r);
+}
+
+void req_reply(srv_req *q, int status, const char *type, mx_buf *body) {
+    size_t n = body->n;
+    q->sent_bytes = n;
+    queue(q, status, type,
+          MHD_create_response_from_buffer_with_free_callback(n, mx_buf_take(body), free_body));
+}
+
+void req_reply_json(srv_req *q, int status, mx_buf *body) {
+    if (body->full) {
+        mx_buf_free(body);
+        req_error(q, 500, NULL, NULL, "the answer is too large");
+        return;
+    }
+    req_reply(q, status, "application/json; charset=utf-8", body);
+}
+
+void req_reply_static(srv_req *q, const char *type, const void *data, size_t n) {
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(n, (void *)(uintptr_t)data, MHD_RESPMEM_PERSISTENT);
+    MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(r, "Content-Security-Policy",
+                            "default-src 'none'; style-src 'unsafe-inline'; script-src "
+                            "'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; "
+                            "form-action 'none'; frame-ancestors 'none'");
+    queue(q, 200, type, r);
+}
+
+static const char *error_type(int status) {
+    switch (status) {
+    case 401: return "authentication_error";
+    case 403: return "permission_error";
+    case 404: return "not_found_error";
+    case 500: return "server_error";
+    case 501: return "not_supported_error";
+    case 503: return "unavailable_error";
+    case 504: return "timeout_error";
+    default: return "invalid_request_error";
+    }
+}
+
+static void field_or_null(mx_buf *b, const char *name, const char *value) {
+    mx_buf_printf(b, ",\"%s\":", name);
+    if (value)
+        mx_buf_json(b, mx_str_of(value));
+    else
+        mx_buf_puts(b, "null");
+}
+
+void error_body(mx_buf *out, int status, const char *code, const char *param, const char *message) {
+    mx_buf_puts(out, "{\"error\":{\"message\":");
+    mx_buf_json(out, mx_str_of(message));
+    mx_buf_printf(out, ",\"type\":\"%s\"", error_type(status));
+    field_or_null(out, "param", param);
+    if (code)
+        field_or_null(out, "code", code);
+    else if (status == 401 || status == 503)
+        mx_buf_printf(out, ",\"code\":%d", status);
+    else
+        field_or_null(out, "code", NULL);
+    mx_buf_puts(out, "}}");
+}
+
+void req_error(srv_req *q, int status, const char *code, const char *param, const char *fmt, ...) {
+    char text[MX_ERR_CAP];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    error_body(&b, status, code, param, text);
+    req_reply(q, status, "application/json; charset=utf-8", &b);
+}
+
+const char *error_code_of(const mlxcel_error *e) {
+    switch (e->status) {
+    case MX_CONTEXT: return "context_length_exceeded";
+    case MX_BUSY: return "server_busy";
+    case MX_NOMEM: return "out_of_memory";
+    case MX_TIMEOUT: return "server_timeout";
+    case MX_CANCELLED: return "server_shutdown";
+    default: return NULL;
+    }
+}
+
+void req_fail(srv_req *q, const mlxcel_error *e) {
+    int http = e->status == MX_CANCELLED ? 503 : e->http;
+    req_error(q, http ? http : 500, error_code_of(e), NULL, "%s", e->message);
+}
+
+// ---- Waking ----
+
+void req_wake(void *user) {
+    srv_req *q = user;
+    pthread_mutex_lock(&q->lock);
+    q->wake = true;
+    if (q->suspended) {
+        q->suspended = false;
+        MHD_resume_connection(q->conn);
+    }
+    pthread_mutex_unlock(&q->lock);
+}
+
+// False when something came meanwhile: look again instead of waiting.
+static bool suspend(srv_req *q) {
+    pthread_mutex_lock(&q->lock);
+    bool wait = !q->wake;
+    if (wait) {
+        q->suspended = true;
+        MHD_suspend_connection(q->conn);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return wait;
+}
+
+typedef struct signals {
+    bool gone, ping;
+} signals;
+
+static signals take_signals(srv_req *q) {
+    pthread_mutex_lock(&q->lock);
+    signals s = {q->gone, q->ping};
+    q->wake = q->ping = false;
+    pthread_mutex_unlock(&q->lock);
+    return s;
+}
+
+static void shut_down(gen *g) {
+    if (g->done || !atomic_load(&g->q->s->aborting)) return;
+    gen_cancel(g);
+    g->error = (mlxcel_error){MX_CANCELLED, 503, "the server is shutting down"};
+    g->done = true;
+}
+
+// ---- Streams ----
+
+static ssize_t hand_out(srv_req *q, char *buf, size_t max) {
+    size_t n = MX_MIN(max, q->out.n - q->out_pos);
+    memcpy(buf, q->out.data + q->out_pos, n);
+    q->out_pos += n;
+    q->sent_bytes += n;
+    if (q->out_pos == q->out.n) {
+        mx_buf_clear(&q->out);
+        q->out_pos = 0;
+    }
+    pthread_mutex_lock(&q->lock);
+    q->last_write_s = mx_now_s();
+    pthread_mutex_unlock(&q->lock);
+    return (ssize_t)n;
+}
+
+static void finish_stream(srv_req *q) {
+    gen *g = q->gen;
+    q->ended = true;
+    watch_quiet(q);
+    if (g->error.status != 0) {
+        mx_buf_puts(&q->out, "data: ");
+        error_body(&q->out, g->error.http ? g->error.http : 500, error_code_of(&g->error), NULL,
+                   g->error.message);
+        mx_buf_puts(&q->out, "\n\n");
+    } else if (g->api != API_NATIVE) {
+        openai_stream_end(g);
+    }
+}
+
+static ssize_t read_stream(void *cls, uint64_t pos, char *buf, size_t max) {
+    srv_req *q = cls;
+    (void)pos;
+    for (;;) {
+        signals now = take_signals(q);
+        if (now.gone) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (q->out.n == 0 && !q->ended) {
+            gen_pump(q->gen);
+            shut_down(q->gen);
+            if (q->gen->done) finish_stream(q);
+        }
+        if (q->out.n == 0 && now.ping && !q->ended) mx_buf_puts(&q->out, ": ping\n\n");
+        if (q->out.full) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (q->out.n > 0) return hand_out(q, buf, max);
+        if (q->ended) return MHD_CONTENT_READER_END_OF_STREAM;
+        if (suspend(q)) return 0;
+    }
+}
+
+static void start_stream(srv_req *q) {
+    q->streaming = true;
+    q->last_write_s = mx_now_s();
+    struct MHD_Response *r =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32768, read_stream, q, NULL);
+    MHD_add_response_header(r, "Cache-Control", "no-cache");
+    MHD_add_response_header(r, "X-Accel-Buffering", "no");
+    queue(q, 200, "text/event-stream; charset=utf-8", r);
+}
+
+// An answer in one piece: waits, or answers.
+static enum MHD_Result wait_whole(srv_req *q) {
+    for (;;) {
+        signals now = take_signals(q);
+        if (now.gone) {
+            q->status = 499;
+            return MHD_NO;
+        }
+        gen_pump(q->gen);
+        shut_down(q->gen);
+        if (q->gen->done) {
+            watch_quiet(q);
+            gen_reply(q->gen);
+            return MHD_YES;
+        }
+        if (suspend(q)) return MHD_YES;
+    }
+}
+
+// ---- Requests ----
+
+static void *on_uri(void *cls, const char *uri, struct MHD_Connection *conn) {
+    srv *s = cls;
+    srv_req *q = mx_calloc(1, sizeof *q);
+    q->s = s;
+    q->conn = conn;
+    q->started_s = mx_now_s();
+    q->url = mx_strdup(uri);
+    q->url[strcspn(q->url, "?")] = 0;
+    pthread_mutex_init(&q->lock, NULL);
+    mx_buf_init(&q->body, (size_t)s->c->max_body + 1);
+    mx_buf_init(&q->out, 0);
+    const union MHD_ConnectionInfo *fd =
+        MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CONNECTION_FD);
+    q->fd = fd ? fd->connect_fd : -1;
+    pthread_mutex_lock(&s->lock);
+    q->number = ++s->next_id;
+    s->m.http_total++;
+    pthread_mutex_unlock(&s->lock);
+    return q;
+}
+
+static bool plain_id(const char *p) {
+    size_t n = strlen(p);
+    if (n == 0 || n >= sizeof((srv_req *)0)->id) return false;
+    return strspn(p, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:") == n;
+}
+
+static void choose_id(srv_req *q) {
+    const char *given = MHD_lookup_connection_value(q->conn, MHD_HEADER_KIND, "X-Request-Id");
+    if (given && plain_id(given)) {
+        snprintf(q->id, sizeof q->id, "%s", given);
+    } else {
+        uint64_t salt = mx_hash64(&q->s->started_wall_s, sizeof q->s->started_wall_s, q->number);
+        snprintf(q->id, sizeof q->id, "req_%016llx", (unsigned long long)salt);
+    }
+}
+
+static bool declares_too_much(srv_req *q) {
+    const char *n = MHD_lookup_connection_value(q->conn, MHD_HEADER_KIND, "Content-Length");
+    uint64_t bytes;
+    return n && mx_parse_u64(n, &bytes) && bytes > (uint64_t)q->s->c->max_body;
+}
+
+// The first call of a request: who asks, and for what. Refusals wait for the end of the body, for
+// an answer given earlier ends the connection; a refused body is not kept.
+static enum MHD_Result begin(srv_req *q, const char *method, const char *url) {
+    q->begun = true;
+    choose_id(q);
+    if (strcmp(method, "HEAD") == 0) method = "GET";
+    q->preflight = strcmp(method, "OPTIONS") == 0;
+    q->route = route_find(q->s, method, url, &q->arg, q->allow, sizeof q->allow);
+    q->verdict = gate_verdict(q);
+    if (!declares_too_much(q)) return MHD_YES;
+    if (q->verdict == 200)
+        req_error(q, 413, NULL, NULL, "Request body too large.");
+    else
+        gate_refuse(q, q->verdict);
+    return MHD_YES;
+}
+
+static enum MHD_Result take_body(srv_req *q, const char *data, size_t *n) {
+    bool wanted = q->route && q->verdict == 200;
+    if (q->body.n + *n > (size_t)q->s->c->max_body) q->too_large = true;
+    if (wanted && !q->too_large) mx_buf_add(&q->body, data, *n);
+    *n = 0;
+    return MHD_YES;
+}
+
+static void refuse_path(srv_req *q) {
+    if (q->allow[0])
+        req_error(q, 405, "method_not_allowed", NULL, "%.200s takes %s", q->url, q->allow);
+    else
+        req_error(q, 404, "not_found", NULL, "there is no %.200s here", q->url);
+}
+
+// Refusals that need no handler. True: answered.
+static bool refused(srv_req *q) {
+    int flags = q->route ? q->route->flags : 0;
+    if (q->preflight)
+        gate_preflight(q);
+    else if (q->verdict != 200)
+        gate_refuse(q, q->verdict);
+    else if (!q->route)
+        refuse_path(q);
+    else if (q->too_large)
+        req_error(q, 413, NULL, NULL, "Request body too large.");
+    else if ((flags & ROUTE_ENGINE) && !atomic_load(&q->s->ready))
+        req_error(q, 503, NULL, NULL, "Loading model");
+    else if ((flags & ROUTE_GEN) && atomic_load(&q->s->stopping))
+        req_error(q, 503, "server_shutdown", NULL, "the server is shutting down");
+    return q->answered;
+}
+
+static bool read_json(srv_req *q) {
+    mx_err err = {0};
+    q->json = json_read(q->body.n ? q->body.data : "", q->body.n, &err);
+    mx_buf_free(&q->body);
+    if (!q->json) req_error(q, 400, NULL, NULL, "%s", err.msg);
+    return q->json != NULL;
+}
+
+static enum MHD_Result answer(srv_req *q) {
+    if (refused(q)) return MHD_YES;
+    if ((q->route->flags & ROUTE_BODY) && !read_json(q)) return MHD_YES;
+    q->route->handle(q);
+    if (!q->gen || q->answered) {
+        CHECK(q->answered);
+        return MHD_YES;
+    }
+    q->watched = true;
+    watch_add(q);
+    if (!q->gen->o.stream) return wait_whole(q);
+    start_stream(q);
+    return MHD_YES;
+}
+
+static enum MHD_Result on_request(void *cls, struct MHD_Connection *conn, const char *url,
+                                  const char *method, const char *version, const char *data,
+                                  size_t *n_data, void **state) {
+    srv_req *q = *state;
+    (void)cls, (void)conn, (void)version;
+    if (!q->begun) return begin(q, method, url);
+    if (*n_data) return q->answered ? (*n_data = 0, MHD_YES) : take_body(q, data, n_data);
+    if (q->answered) return MHD_YES;
+    if (q->gen) return wait_whole(q);
+    return answer(q);
+}
+
+// Never what was asked or answered, only how it went.
+void req_log(const srv_req *q) {
+    if (!q->s->c->log_requests || !q->begun) return;
+    const gen *g = q->gen;
+    char more[160] = "";
+    if (g) {
+        snprintf(more, sizeof more, " prompt=%d cached=%d generated=%d%s%s", g->n_prompt,
+                 g->n_cached, g->n_decoded, g->error.status ? " error=" : "",
+                 g->error.status ? mx_status_name((mx_status)g->error.status) : "");
+    }
+    mx_log(MX_LOG_INFO, "%s %.80s %d %.1f ms id=%s%s", q->route ? q->route->method : "-",
+           q->route ? q->route->path : "(no route)", q->status, (mx_now_s() - q->started_s) * 1e3,
+           q->id, more);
+}
+
+static void on_completed(void *cls, struct MHD_Connection *conn, void **state,
+                         enum MHD_RequestTerminationCode how) {
+    srv_req *q = *state;
+    (void)cls, (void)conn;
+    if (!q) return;
+    if (q->watched) watch_remove(q);
+    if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && q->streaming && !q->ended) q->status = 499;
+    if (q->gen) metrics_done(q->s, q->gen);
+    req_log(q);
+    gen_free(q->gen);
+    json_decref(q->json);
+    mx_buf_free(&q->body);
+    mx_buf_free(&q->out);
+    mx_free(q->url);
+    pthread_mutex_destroy(&q->lock);
+    mx_free(q);
+    *state = NULL;
+}
+
+// ---- Listening ----
+
+static mx_status listen_unix(srv *s, mx_err *err) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    const char *path = s->c->host;
+    if (strlen(path) >= sizeof a.sun_path) {
+        return mx_err_set(err, MX_INVALID, "--host %s: the path of a socket is at most %zu bytes",
+                          path, sizeof a.sun_path - 1);
+    }
+    memcpy(a.sun_path, path, strlen(path) + 1);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    // a socket file that nobody listens on is left from a server that was killed
+    if (connect(fd, (struct sockaddr *)&a, sizeof a) != 0 && errno == ECONNREFUSED) unlink(path);
+    close(fd);
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) != 0 || listen(fd, 511) != 0) {
+        mx_err_set(err, MX_IO, "cannot listen on %s: %s", path, strerror(errno));
+        if (fd >= 0) close(fd);
+        return MX_IO;
+    }
+    s->listen_fd = fd;
+    s->is_unix = true;
+    s->address = mx_strdup(path);
+    return MX_OK;
+}
+
+static void note_address(srv *s) {
+    struct sockaddr_storage a;
+    socklen_t n = sizeof a;
+    char host[128] = "", port[16] = "";
+    getsockname(s->listen_fd, (struct sockaddr *)&a, &n);
+    getnameinfo((struct sockaddr *)&a, n, host, sizeof host, port, sizeof port,
+                NI_NUMERICHOST | NI_NUMERICSERV);
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    bool v6 = a.ss_family == AF_INET6;
+    mx_buf_printf(&b, "%s://%s%s%s:%s", s->is_tls ? "https" : "http", v6 ? "[" : "", host,
+                  v6 ? "]" : "", port);
+    s->address = mx_buf_take(&b);
+}
+
+static int open_socket(const srv *s, const struct addrinfo *a) {
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+    if (fd < 0) return -1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (s->c->reuse_port) setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
+    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, 511) == 0) return fd;
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return -1;
+}
+
+mx_status http_listen(srv *s, mx_err *err) {
+    const char *host = s->c->host;
+    if (mx_str_ends(mx_str_of(host), mx_str_of(".sock"))) return listen_unix(s, err);
+    char port[16];
+    snprintf(port, sizeof port, "%d", s->c->port);
+    struct addrinfo hint = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
+    int rc = getaddrinfo(host, port, &hint, &list);
+    if (rc != 0) return mx_err_set(err, MX_INVALID, "--host %s: %s", host, gai_strerror(rc));
+    int fd = -1;
+    for (const struct addrinfo *a = list; a && fd < 0; a = a->ai_next) fd = open_socket(s, a);
+    int saved = errno;
+    freeaddrinfo(list);
+    if (fd < 0) {
+        return mx_err_set(err, MX_IO, "cannot listen on %s port %s: %s", host, port,
+                          strerror(saved));
+    }
+    s->listen_fd = fd;
+    note_address(s);
+    return MX_OK;
+}
+
+static void on_library_log(void *cls, const char *fmt, va_list ap) {
+    char text[512];
+    (void)cls;
+    vsnprintf(text, sizeof text, fmt, ap);
+    text[strcspn(text, "\n")] = 0;
+    mx_log(MX_LOG_DEBUG, "http: %s", text);
+}
+
+static mx_status read_tls(const srv *s, char **key, char **cert, mx_err *err) {
+    size_t n;
+    if (MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) {
+        return mx_err_set(err, MX_UNSUPPORTED,
+                          "--ssl-key-file: this build's libmicrohttpd has no TLS");
+    }
+    MX_TRY(mx_read_file(s->c->ssl_key_file, 1 << 20, key, &n, err));
+    return mx_read_file(s->c->ssl_cert_file, 1 << 20, cert, &n, err);
+}
+
+mx_status http_start(srv *s, mx_err *err) {
+    char *key = NULL, *cert = NULL;
+    mx_status st = s->is_tls ? read_tls(s, &key, &cert, err) : MX_OK;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    struct MHD_OptionItem more[8], *o = more;
+    unsigned threads = s->c->threads_http > 0 ? (unsigned)s->c->threads_http : 2;
+    if (threads > 1) *o++ = (struct MHD_OptionItem){MHD_OPTION_THREAD_POOL_SIZE, threads, NULL};
+    if (s->is_tls) {
+        flags |= MHD_USE_TLS;
+        *o++ = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, key};
+        *o++ = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0, cert};
+    }
+    *o = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
+    if (st == MX_OK) {
+        s->daemon = MHD_start_daemon(
+            flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_library_log, NULL,
+            MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_URI_LOG_CALLBACK, on_uri, s,
+            MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_TIMEOUT,
+            (unsigned)s->c->idle_timeout_s, MHD_OPTION_CONNECTION_LIMIT, 1024u,
+            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)98304, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
+            MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+        if (!s->daemon)
+            st = mx_err_set(err, MX_IO, "cannot start the HTTP threads%s",
+                            s->is_tls ? " (are key and certificate valid PEM?)" : "");
+    }
+    mx_free(key);
+    mx_free(cert);
+    return st;
+}
+
+// No connection is suspended any more when this is called: `aborting` is set, all were woken.
+void http_stop(srv *s) {
+    MHD_stop_daemon(s->daemon);
+    if (s->is_unix) unlink(s->c->host);
+}

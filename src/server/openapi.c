@@ -1,0 +1,206 @@
+// The OpenAPI description and docs/server.md, both from the tables of routes and fields. No state.
+#include "server/server_int.h"
+
+#include "base/mem.h"
+
+static const char schemas[] =
+    "\"Any\":{\"description\":\"JSON\"},"
+    "\"Text\":{\"type\":\"string\"},\"Page\":{\"type\":\"string\"},"
+    "\"Health\":{\"type\":\"object\",\"required\":[\"status\"],\"properties\":{\"status\":{"
+    "\"const\":"
+    "\"ok\"}}},"
+    "\"Model\":{\"type\":\"object\",\"required\":[\"id\",\"object\",\"created\",\"owned_by\"],"
+    "\"properties\":{\"id\":{\"type\":\"string\"},\"object\":{\"const\":\"model\"},\"created\":{"
+    "\"type\":\"integer\"},\"owned_by\":{\"type\":\"string\"},\"meta\":{\"type\":\"object\"}}},"
+    "\"Models\":{\"type\":\"object\",\"required\":[\"object\",\"data\"],\"properties\":{\"object\":"
+    "{"
+    "\"const\":\"list\"},\"data\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/components/schemas/"
+    "Model\"}}}},"
+    "\"Error\":{\"type\":\"object\",\"required\":[\"error\"],\"properties\":{\"error\":{\"type\":"
+    "\"object\",\"required\":[\"message\",\"type\",\"param\",\"code\"],\"properties\":{\"message\":"
+    "{"
+    "\"type\":\"string\"},\"type\":{\"type\":\"string\"},\"param\":{\"type\":[\"string\",\"null\"]}"
+    ","
+    "\"code\":{\"type\":[\"string\",\"integer\",\"null\"]}}}}},"
+    "\"Messages\":{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":["
+    "\"role\"],\"properties\":{\"role\":{\"enum\":[\"system\",\"developer\",\"user\",\"assistant\","
+    "\"tool\"]},\"content\":{\"anyOf\":[{\"type\":[\"string\",\"null\"]},{\"type\":\"array\","
+    "\"items\":{\"type\":\"object\",\"required\":[\"type\",\"text\"],\"properties\":{\"type\":{"
+    "\"const\":\"text\"},\"text\":{\"type\":\"string\"}}}}]}}}},"
+    "\"Prompt\":{\"anyOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",\"minItems\":"
+    "1,"
+    "\"items\":{\"type\":\"string\",\"minLength\":1}},{\"type\":\"array\",\"minItems\":1,\"items\":"
+    "{"
+    "\"type\":\"integer\",\"minimum\":0}}]},"
+    "\"TokenizeRequest\":{\"type\":\"object\",\"required\":[\"content\"],\"additionalProperties\":"
+    "false,\"properties\":{\"content\":{\"type\":\"string\"},\"add_special\":{\"type\":\"boolean\"}"
+    ","
+    "\"parse_special\":{\"type\":\"boolean\"},\"with_pieces\":{\"type\":\"boolean\"},\"model\":{"
+    "\"type\":\"string\"}}},"
+    "\"DetokenizeRequest\":{\"type\":\"object\",\"required\":[\"tokens\"],\"additionalProperties\":"
+    "false,\"properties\":{\"tokens\":{\"type\":\"array\",\"items\":{\"type\":\"integer\","
+    "\"minimum\":0}},\"model\":{\"type\":\"string\"}}},"
+    "\"TemplateRequest\":{\"type\":\"object\",\"required\":[\"messages\"],\"additionalProperties\":"
+    "false,\"properties\":{\"messages\":{\"$ref\":\"#/components/schemas/Messages\"},\"tools\":{"
+    "\"type\":\"array\"},\"documents\":{\"type\":\"array\"},\"add_generation_prompt\":{\"type\":"
+    "\"boolean\"},\"chat_template_kwargs\":{\"type\":\"object\"},\"chat_template\":{\"type\":"
+    "\"string\"},\"model\":{\"type\":\"string\"}}}";
+
+static const int error_codes[] = {400, 401, 403, 404, 405, 413, 500, 501, 503, 504};
+
+static void put_request_schema(mx_buf *b, const char *name, const char *required, api_kind api) {
+    mx_buf_printf(b,
+                  ",\"%s\":{\"type\":\"object\",\"required\":[\"%s\"],\"additionalProperties\":"
+                  "false,\"properties\":{",
+                  name, required);
+    fields_schema(b, api);
+    mx_buf_puts(b, "}}");
+}
+
+static const char *content_type(const srv_route *r) {
+    if (r->response && strcmp(r->response, "Page") == 0) return "text/html";
+    if (r->response && strcmp(r->response, "Text") == 0) return "text/plain";
+    return "application/json";
+}
+
+static void put_operation(mx_buf *b, const srv_route *r) {
+    const char *method = strcmp(r->method, "GET") == 0 ? "get" : "post";
+    mx_buf_printf(b, "\"%s\":{\"operationId\":\"%s\",\"summary\":", method, r->id);
+    mx_buf_json(b, mx_str_of(r->summary));
+    if (r->flags & ROUTE_PREFIX) {
+        mx_buf_puts(b, ",\"parameters\":[{\"name\":\"id\",\"in\":\"path\",\"required\":true,"
+                       "\"schema\":{\"type\":\"string\",\"minLength\":1}}]");
+    }
+    if (r->request) {
+        mx_buf_printf(b,
+                      ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{"
+                      "\"schema\":{\"$ref\":\"#/components/schemas/%s\"}}}}",
+                      r->request);
+    }
+    mx_buf_printf(b,
+                  ",\"responses\":{\"200\":{\"description\":\"done\",\"content\":{\"%s\":{"
+                  "\"schema\":{\"$ref\":\"#/components/schemas/%s\"}}",
+                  content_type(r), r->response);
+    if (r->flags & ROUTE_GEN) {
+        mx_buf_puts(b, ",\"text/event-stream\":{\"schema\":{\"type\":\"string\"}}");
+    }
+    mx_buf_puts(b, "}}");
+    for (size_t i = 0; i < MX_COUNT(error_codes); i++) {
+        mx_buf_printf(b, ",\"%d\":{\"$ref\":\"#/components/responses/Error\"}", error_codes[i]);
+    }
+    mx_buf_printf(b, "}%s}", r->flags & ROUTE_PUBLIC ? ",\"security\":[{}]" : "");
+}
+
+void mx_server_openapi(mx_buf *b) {
+    mx_buf_puts(
+        b, "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"mlxcel\",\"version\":\"" MLXCEL_VERSION
+           "\"},\"security\":[{},{\"key\":[]},{\"header\":[]}],\"paths\":{");
+    for (size_t i = 0; i < srv_n_routes; i++) {
+        const srv_route *r = &srv_routes[i];
+        mx_buf_printf(b, "%s\"%s%s\":{", i ? "," : "", r->path,
+                      r->flags & ROUTE_PREFIX ? "{id}" : "");
+        put_operation(b, r);
+        mx_buf_putc(b, '}');
+    }
+    mx_buf_puts(b,
+                "},\"components\":{\"securitySchemes\":{\"key\":{\"type\":\"http\",\"scheme\":"
+                "\"bearer\"},\"header\":{\"type\":\"apiKey\",\"in\":\"header\",\"name\":"
+                "\"X-Api-Key\"}},\"responses\":{\"Error\":{\"description\":\"refused or failed\","
+                "\"content\":{\"application/json\":{\"schema\":{\"$ref\":\"#/components/schemas/"
+                "Error\"}}}}},\"schemas\":{");
+    mx_buf_puts(b, schemas);
+    put_request_schema(b, "ChatRequest", "messages", API_CHAT);
+    put_request_schema(b, "CompletionRequest", "prompt", API_TEXT);
+    put_request_schema(b, "NativeRequest", "prompt", API_NATIVE);
+    mx_buf_puts(b, "}}}");
+}
+
+void handle_openapi(srv_req *q) {
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    mx_server_openapi(&b);
+    req_reply_json(q, 200, &b);
+}
+
+// ---- docs/server.md ----
+
+static const char intro[] =
+    "# Server\n\n"
+    "Made by `mlxcel --help-server` from the tables in `src/server` (`make docs`); do not edit.\n\n"
+    "`mlxcel serve -m MODEL` listens on http://127.0.0.1:8080, loads the model and answers "
+    "OpenAI's "
+    "and llama-server's\nroutes. The binary also answers to the name `mlxcel-server`. Flags: "
+    "[cli.md](cli.md). It listens before the model is\nloaded; until then `/health` and everything "
+    "that needs the model answer 503.\n\n";
+
+static const char prose[] =
+    "\n## Rules\n\n"
+    "- **Fields.** A field that is not in the tables below, or has a value that is not supported, "
+    "is "
+    "refused with 400 and its\n  name. `null` counts as absent. Nothing is taken and ignored, but "
+    "for "
+    "the fields marked *not used*.\n"
+    "- **Model name.** One model is served; `model` may be anything, the answer carries the real "
+    "name. `/v1/models/NAME` of\n  another name is 404.\n"
+    "- **Sampling.** Defaults are llama-server's: temperature 0.8, top_k 40, top_p 0.95, min_p "
+    "0.05. "
+    "Log-probabilities are\n  those of the unmodified distribution. A request with a seed gives "
+    "the "
+    "same text whatever runs beside it.\n"
+    "- **Lengths.** A prompt longer than the context is 400 with code `context_length_exceeded`. "
+    "`max_tokens` beyond the context\n  is cut to it (finish_reason `length`). `--ctx-size` bounds "
+    "one request and is not divided by the number of places.\n"
+    "- **Streams.** Every event is `data: {json}` and an empty line. The first delta of a choice "
+    "has "
+    "the role. With\n  `stream_options.include_usage` one last event has empty choices and the "
+    "usage; "
+    "otherwise there is no usage. A stream\n  that succeeded ends with `data: [DONE]` (native ones "
+    "do not), one that failed with `data: {\"error\":...}`. Headers\n  are sent once the request "
+    "is "
+    "accepted; a comment `: ping` follows when nothing was sent for `--sse-ping-interval`.\n"
+    "- **Clients that leave.** Closing the connection ends the request within one step, wherever "
+    "it "
+    "is. Shutting down the\n  writing side of the connection counts as leaving.\n"
+    "- **Stop texts.** The earliest match wins; no byte of it is sent. They end reasoning too.\n"
+    "- **Reasoning.** `<think>...</think>` at the beginning of an answer becomes "
+    "`reasoning_content` "
+    "(and `reasoning`), if the\n  prompt opened it or the model knows it. A `<think>` later, or "
+    "with "
+    "`enable_thinking` false, is text.\n"
+    "- **Tools.** Calls in the forms of Hermes and Qwen, Llama 3 and Mistral are read and streamed "
+    "as "
+    "deltas. `finish_reason` is\n  `tool_calls` exactly if there is a call. `tool_choice` `none` "
+    "leaves the tools out of the prompt; `required` and a name\n  are refused.\n"
+    "- **Queue.** When `--max-queue-depth` requests wait, the next one is 503 with `Retry-After`. "
+    "The header `X-Priority`\n  (high, normal, low) chooses the lane.\n"
+    "- **Keys.** `Authorization: Bearer KEY` or `X-Api-Key: KEY`. `/`, `/health` and "
+    "`/openapi.json` need none.\n"
+    "- **Browsers.** No other origin may read answers unless `--cors-origins` names it. On a "
+    "loopback address only requests\n  whose Host is an address, `localhost` or in "
+    "`--allowed-hosts` are served. Preflights need no key.\n"
+    "- **Limits.** Bodies to `--max-body` bytes, JSON to 100 levels, no key twice, no NUL in "
+    "texts. "
+    "A request ends after\n  `--timeout` seconds.\n"
+    "- **Logs** have method, route, status, time, request id and counts, never texts. "
+    "`X-Request-Id` is taken from the request\n  if it is plain.\n"
+    "- **Shutting down.** SIGINT or SIGTERM: no new connections, what runs has the grace time, "
+    "then "
+    "ends with an error; exit 0.\n  A second signal ends the process at once.\n";
+
+void mx_server_markdown(mx_buf *b) {
+    static const char *const titles[] = {"/v1/chat/completions", "/v1/completions", "/completion"};
+    static const api_kind apis[] = {API_CHAT, API_TEXT, API_NATIVE};
+    mx_buf_puts(b, intro);
+    mx_buf_puts(b, "## Routes\n\n| route | needs a key | |\n|---|---|---|\n");
+    for (size_t i = 0; i < srv_n_routes; i++) {
+        const srv_route *r = &srv_routes[i];
+        mx_buf_printf(b, "| `%s %s%s` | %s | %s |\n", r->method, r->path,
+                      r->flags & ROUTE_PREFIX ? "NAME" : "", r->flags & ROUTE_PUBLIC ? "no" : "yes",
+                      r->summary);
+    }
+    mx_buf_puts(b, prose);
+    for (size_t i = 0; i < MX_COUNT(apis); i++) {
+        mx_buf_printf(b, "\n## Fields of %s\n\n", titles[i]);
+        fields_markdown(b, apis[i]);
+    }
+}

@@ -1,0 +1,103 @@
+// Reasoning apart from the answer. One byte after another goes through five modes, so the result
+// does not depend on how the text was cut. State: the caller's think_parser.
+//
+//   MAYBE: only blanks so far; "<think>" here opens reasoning, anything else is the answer
+//   INSIDE: until "</think>"; blanks and what may be the tag's beginning are held back
+//   AFTER: blanks before the answer are dropped
+//   OUTSIDE: the answer; a <think> in it is text like any other
+#include "server/server_int.h"
+
+enum { MAYBE, OPENED, INSIDE, AFTER, OUTSIDE };
+
+static const char open_tag[] = "<think>", close_tag[] = "</think>";
+
+static bool is_blank(char c) {
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+void think_init(think_parser *p, bool enabled, bool inside) {
+    *p = (think_parser){.mode = !enabled ? OUTSIDE : inside ? OPENED : MAYBE};
+    mx_buf_init(&p->held, 0);
+}
+
+void think_free(think_parser *p) {
+    mx_buf_free(&p->held);
+}
+
+static size_t count_blanks(const mx_buf *b) {
+    size_t n = 0;
+    while (n < b->n && is_blank(b->data[n])) n++;
+    return n;
+}
+
+static void flush(think_parser *p, mx_buf *out) {
+    if (p->held.n) mx_buf_add(out, p->held.data, p->held.n);
+    mx_buf_clear(&p->held);
+}
+
+static void take_maybe(think_parser *p, char c, mx_buf *content) {
+    mx_buf_putc(&p->held, c);
+    size_t blanks = count_blanks(&p->held), n = p->held.n - blanks;
+    if (n == 0) return;
+    if (n > sizeof open_tag - 1 || memcmp(p->held.data + blanks, open_tag, n) != 0) {
+        p->mode = OUTSIDE;
+        flush(p, content);
+    } else if (n == sizeof open_tag - 1) {
+        p->mode = OPENED;
+        mx_buf_clear(&p->held);
+    }
+}
+
+// held = blanks, then a proper prefix of the closing tag
+static void take_inside(think_parser *p, char c, mx_buf *reasoning) {
+    size_t blanks = count_blanks(&p->held), n = p->held.n - blanks;
+    if (c == close_tag[n]) {
+        mx_buf_putc(&p->held, c);
+        if (n + 1 < sizeof close_tag - 1) return;
+        mx_buf_clear(&p->held);
+        p->mode = AFTER;
+        return;
+    }
+    if (n == 0 && is_blank(c)) {
+        mx_buf_putc(&p->held, c);
+        return;
+    }
+    flush(p, reasoning);
+    // c cannot continue the tag, but it may begin one (the tag has one '<', its first byte)
+    mx_buf_putc(c == close_tag[0] || is_blank(c) ? &p->held : reasoning, c);
+}
+
+static void take(think_parser *p, char c, mx_buf *reasoning, mx_buf *content) {
+    if (p->mode == MAYBE) {
+        take_maybe(p, c, content);
+        return;
+    }
+    if (p->mode == OPENED) {
+        if (is_blank(c)) return;
+        p->mode = INSIDE;
+    }
+    if (p->mode == INSIDE) {
+        take_inside(p, c, reasoning);
+        return;
+    }
+    if (p->mode == AFTER && is_blank(c)) return;
+    p->mode = OUTSIDE;
+    mx_buf_putc(content, c);
+}
+
+void think_push(think_parser *p, mx_str in, mx_buf *reasoning, mx_buf *content) {
+    for (size_t i = 0; i < in.n; i++) {
+        if (p->mode == OUTSIDE) {
+            mx_buf_add(content, in.p + i, in.n - i);
+            return;
+        }
+        take(p, in.p[i], reasoning, content);
+    }
+}
+
+// Held blanks at the end of reasoning are dropped, half a tag is text.
+void think_end(think_parser *p, mx_buf *reasoning, mx_buf *content) {
+    if (p->mode == MAYBE) flush(p, content);
+    if (p->mode == INSIDE && count_blanks(&p->held) < p->held.n) flush(p, reasoning);
+    mx_buf_clear(&p->held);
+}
