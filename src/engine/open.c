@@ -44,7 +44,9 @@ static void collect_eos(mlxcel_engine *e) {
 }
 
 mx_status engine_load_text(mlxcel_engine *e, mx_err *err) {
-    if (e->weights.container == MX_CONTAINER_GGUF) {
+    if (e->weights.made) {
+        MX_TRY(mx_tokenizer_open_bytes(&e->tok, err));
+    } else if (e->weights.container == MX_CONTAINER_GGUF) {
         MX_TRY(mx_tokenizer_open_gguf(&e->tok, &e->weights, err));
     } else {
         char *dir = mx_strdup(e->model_path);

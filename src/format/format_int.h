@@ -14,6 +14,11 @@ enum {
 mx_status gguf_read(mx_weights *w, int32_t file, mx_err *err);
 mx_status safetensors_read(mx_weights *w, int32_t file, mx_err *err);
 
+// synthetic.c: a model of that name, made instead of read. Errors: NOTFOUND (with what there is),
+// UNSUPPORTED (a geometry that does not divide into the format's blocks), NOMEM.
+mx_status synthetic_open(mx_weights *w, mx_str name, mx_err *err);
+void synthetic_unmap(mx_weights *w);
+
 // The greatest safetensors header that is read (256 MiB); a test may lower it.
 extern size_t safetensors_header_cap;
 

@@ -12,6 +12,7 @@
 #include "base/knobs.h"
 #include "base/mem.h"
 #include "base/os.h"
+#include "format/weights.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -286,6 +287,10 @@ static bool looks_like_path(const char *s) {
 mx_status mx_store_resolve(const char *model, const char *models_dir, char **path, mx_err *err) {
     *path = NULL;
     if (!model[0]) return mx_err_set(err, MX_INVALID, "the model's name is empty");
+    if (mx_str_starts(mx_str_of(model), mx_str_of(MX_SYNTHETIC))) {
+        *path = mx_strdup(model);
+        return MX_OK;
+    }
     if (mx_path_exists(model)) {
         if (mx_path_is_dir(model)) return model_in_folder(model, path, err);
         *path = mx_strdup(model);

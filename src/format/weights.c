@@ -49,7 +49,7 @@ bool weights_shape_bytes(mx_dtype t, const int64_t *dim, int n_dim, size_t *out)
 
 mx_status weights_add(mx_weights *w, const mx_wtensor *t, mx_err *err) {
     char buf[FORMAT_NAME_TEXT];
-    const char *path = w->files[t->file].path;
+    const char *path = t->file < 0 ? w->path : w->files[t->file].path;
     int32_t old;
     if (mx_map_get(&w->by_name, t->name, &old)) {
         return mx_err_set(err, MX_FORMAT, "%s: tensor %s: defined twice, also in %s", path,
@@ -115,6 +115,7 @@ void weights_free_tables(mx_weights *w) {
 
 void mx_weights_close(mx_weights *w) {
     weights_free_tables(w);
+    synthetic_unmap(w);
     for (int32_t i = 0; i < w->n_files; i++) mx_file_close(&w->files[i]);
     mx_free(w->files);
     mx_free(w->path);
@@ -284,7 +285,12 @@ static mx_status open_file(mx_weights *w, const char *path, mx_err *err) {
 mx_status mx_weights_open(mx_weights *w, const char *path, mx_err *err) {
     *w = (mx_weights){0};
     w->path = mx_strdup(path);
-    mx_status st = mx_path_is_dir(path) ? open_folder(w, path, err) : open_file(w, path, err);
+    mx_str whole = mx_str_of(path), mark = mx_str_of(MX_SYNTHETIC);
+    mx_status st;
+    if (mx_str_starts(whole, mark))
+        st = synthetic_open(w, (mx_str){whole.p + mark.n, whole.n - mark.n}, err);
+    else
+        st = mx_path_is_dir(path) ? open_folder(w, path, err) : open_file(w, path, err);
     if (st == MX_OK) st = mx_weights_check_files(w, err);
     if (st != MX_OK) mx_weights_close(w);
     return st;

@@ -23,7 +23,7 @@ typedef struct mx_wtensor {
     int64_t dim[MX_MAX_DIM];
     const void *data; // in the mapping; NULL only when n_bytes is 0
     size_t n_bytes;
-    int32_t file; // index into mx_weights.files
+    int32_t file; // index into mx_weights.files; -1: synthetic
     const char *foreign;
 } mx_wtensor;
 
@@ -80,12 +80,18 @@ typedef struct mx_weights {
     json_t *config;            // config.json (required there)
     json_t *generation_config; // generation_config.json
     mx_arena arena;
+    void *made; // a synthetic model's values; NULL for a checkpoint
+    size_t made_bytes;
 } mx_weights;
+
+// In front of the name of a model that is made instead of read: "synthetic:llama-3.1-8b-bf16", a
+// geometry and a format (docs/profile.md). Such weights have no files, and text means nothing.
+#define MX_SYNTHETIC "synthetic:"
 
 // Opens a GGUF file, a folder with config.json and *.safetensors (shards are found by listing the
 // folder: model*.safetensors, or every one when there is none of that name; a stale index file is
 // reported at debug level and not trusted; a hole in numbered shards is an error), or one
-// .safetensors file beside its config.json. Every count, length, offset and product is checked
+// .safetensors file beside its config.json, or makes "synthetic:NAME". Every count, length, offset and product is checked
 // before memory is allocated or a byte is read. Errors: NOTFOUND, IO, FORMAT (what and where: file,
 // tensor or key), UNSUPPORTED (a tensor type by name, an endianness, a version), TOOLARGE.
 mx_status mx_weights_open(mx_weights *w, const char *path, mx_err *err);

@@ -98,8 +98,8 @@ void mx_model_get_info(const mx_model *m, mx_model_info *out) {
                            .n_kv_groups = m->n_groups,
                            .n_towers = m->n_towers};
     char fmt[40];
-    snprintf(out->format, sizeof out->format, "%s %s",
-             m->weights->container == MX_CONTAINER_GGUF ? "gguf" : "safetensors",
+    const char *from = m->weights->container == MX_CONTAINER_GGUF ? "gguf" : "safetensors";
+    snprintf(out->format, sizeof out->format, "%s %s", m->weights->made ? "synthetic" : from,
              mx_wfmt_name(m->main_fmt, fmt, sizeof fmt));
 }
 

@@ -16,6 +16,8 @@ mx_status mx_tokenizer_open_dir(mx_tokenizer **t, const char *dir, mx_err *err);
 mx_status mx_tokenizer_open_json(mx_tokenizer **t, mx_str json, mx_str config, mx_err *err);
 // From GGUF metadata: tokenizer.ggml.model gpt2 (with its `pre`) or llama (SentencePiece BPE).
 mx_status mx_tokenizer_open_gguf(mx_tokenizer **t, const mx_weights *w, mx_err *err);
+// A vocabulary of the 256 bytes and nothing else, for models whose text means nothing.
+mx_status mx_tokenizer_open_bytes(mx_tokenizer **t, mx_err *err);
 void mx_tokenizer_close(mx_tokenizer *t);
 // All functions below are thread-safe on an open tokenizer.
 
