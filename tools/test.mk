@@ -9,7 +9,7 @@ TBIN    := $(TPICK:%.c=$(B)/%) $(FPICK:tests/fuzz/fuzz_%.c=$(B)/tests/fuzz/repla
 TSUP    := $(patsubst %.c,$(B)/obj/%.o,$(wildcard tests/support/*.c))
 TDATA   := $(patsubst tests/data/%.xz,$(B)/data/%,$(shell find tests/data -name '*.xz' 2>/dev/null))
 TFLAGS   = $(CFLAGS) -Itests -DMX_TEST_DATA='"tests/data"' -DMX_TEST_BUILD_DATA='"$(B)/data"'
-TFLAGS  += -DMX_TEST_PROGRAM='"$(B)/mlxcel"'
+TFLAGS  += -DMX_TEST_PROGRAM='"$(B)/mlxcel"' -DMX_TEST_SLOW=$(if $(SAN),10,1)
 
 .PHONY: tests check check-build check-run check-clients check-cuda fuzz
 tests: $(TBIN) $(TDATA)
@@ -58,7 +58,7 @@ check-build: $(PROGRAM) $(CTOOLS) tests
 check-run: $(B)/tests/runner
 	@failed=; $(MAKE) --no-print-directory -k check-build || { failed=build=false; \
 	 $(MAKE) --no-print-directory -k PARTIAL=1 tests > $(B)/partial.log 2>&1; }; \
-	 $(B)/tests/runner $(if $(SAN),--slow 8) --logs $(B)/logs $(CHECKS) $$failed $(TBIN)
+	 $(B)/tests/runner $(if $(SAN),--slow 10) --logs $(B)/logs $(CHECKS) $$failed $(TBIN)
 $(B)/tests/runner: tests/runner.c $(B)/flags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CC    $<")
