@@ -109,7 +109,7 @@ void request_done(mlxcel_request *r) {
 
 static bool wait_event(mlxcel_request *r, double timeout_s) {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     if (timeout_s > 0) {
         double whole = floor(timeout_s);
         until.tv_sec += (time_t)whole;
@@ -231,7 +231,11 @@ static mlxcel_request *new_request(mlxcel_engine *e, const mlxcel_request_params
     r->engine = e;
     r->refs = 2;
     pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->wake, NULL);
+    pthread_condattr_t attr; // a clock that is set must not end a wait
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&r->wake, &attr);
+    pthread_condattr_destroy(&attr);
     r->submitted_s = mx_now_s();
     if (p->timeout_s > 0) r->deadline_s = r->submitted_s + p->timeout_s;
     if (copy_params(r, p, err) != MX_OK) {
