@@ -17,7 +17,8 @@ static mx_enc *enc;
 static mx_step_io io[MX_STEP_SLOTS];
 static mx_step_caps caps;
 static double read_gbs;
-static uint8_t *noise; // random bytes
+static uint8_t *noise;   // random bytes
+static const char *only; // model=NAME: of the whole steps, that one
 enum { NOISE = 64 << 20 };
 
 static void must(mx_status s, const mx_err *e) {
@@ -538,6 +539,7 @@ static void bench_step(void) {
     for (size_t i = 0; i < MX_COUNT(models); i++) {
         const geometry *g = &models[i];
         int ctx = 1024, most = 8;
+        if (only && !strstr(g->name, only)) continue;
         open_steps(2048, most, most, g->vocab, 32, 2048);
         model *m = mx_calloc(1, sizeof(*m));
         double t0 = mx_now_s();
@@ -703,6 +705,9 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < (NOISE + (1 << 20)) / 2; i++) {
         uint64_t r = next_random();
         ((uint16_t *)(void *)noise)[i] = (uint16_t)(0x3c00 | (r & 0x80ff));
+    }
+    for (int k = 1; k < argc; k++) {
+        if (!strncmp(argv[k], "model=", 6)) only = argv[k] + 6;
     }
     bench_read();
     for (size_t i = 0; i < MX_COUNT(benches); i++) {

@@ -14,7 +14,7 @@ CUDA_GEN   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
               $(foreach a,$(CUDA_PTX),-gencode arch=compute_$(a),code=compute_$(a))
 CUDA_INC   := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),-isystem $(CUDA_HOME)/include)
 OBJ        += $(B)/obj/src/backend/cuda/images.o
-$(B)/obj/src/backend/cuda/%.o: CFLAGS += $(CUDA_INC)
+$(B)/obj/src/backend/cuda/%.o $(B)/tests/ops/bench_cuda: CFLAGS += $(CUDA_INC)
 $(CUDA_DIR)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.cuh) src/backend/cuda/kargs.h
 	@mkdir -p $(dir $@)
 	$(NVCC) -std=c++17 -O3 $(CUDA_GEN) -fatbin -o $@ $<
@@ -42,4 +42,7 @@ endif
 # The speed of the ops and of whole steps; needs a GPU to say anything.
 .PHONY: bench-cuda
 bench-cuda: $(B)/tests/ops/bench_cuda
+	$<
+.PHONY: check-cuda
+check-cuda: $(B)/tests/ops/test_cuda
 	$<

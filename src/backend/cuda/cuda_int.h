@@ -70,7 +70,7 @@ typedef struct cuda_backend {
     cuda_stage stage[2]; // upload.c
     int32_t stage_next;
     bool wait_buffers; // wait for the device after every command buffer (measurements)
-    bool exact; // MLXCEL_EXACT: no bf16 activations
+    bool exact;        // MLXCEL_EXACT: no bf16 activations
     bool graphs, overlap;
     int32_t gemv_rows; // up to this many tokens take the one-pass kernel
     int32_t lt_rows;   // from this many on cuBLASLt, when found

@@ -61,6 +61,8 @@ enum {
 // Bytes of one slot of the copy ring: some blocks, about 2.3 KB.
 #define KPACK_SLOT_KB(bytes) ((bytes) >= 1600 ? 1 : ((bytes) >= 1000 ? 2 : 4))
 
+enum { KGEMV_SLOTS_8 = 4, KGEMV_SLOTS_16 = 3 }; // ring slots of a warp, by warps of a CTA
+
 enum { KTYPE_F32, KTYPE_F16, KTYPE_BF16, KTYPE_AFFINE }; // rows formats and 16-bit types
 enum { KACT_NONE = -1 };                                 // else mx_act
 

@@ -210,12 +210,12 @@ static int32_t log2_of(int32_t n) {
     return s;
 }
 
-// Splits of a row's context: about 12 CTAs an SM (short waves at the end), 64 tokens or more each.
+// Splits of a row's context: about 5 CTAs an SM (a short wave at the end), 128 tokens or more each.
 static int32_t attn_splits(const cuda_backend *b, const mx_op *op, int64_t cells) {
     int64_t ctx = op->p.attn.ctx_bucket;
     if (op->p.attn.window > 0) ctx = MX_MIN(ctx, (int64_t)op->p.attn.window + 16);
-    int64_t want = (12 * (int64_t)b->n_sm + cells - 1) / cells;
-    return (int32_t)MX_MAX(1, MX_MIN(want, MX_MIN(ctx / 64, 64)));
+    int64_t want = (5 * (int64_t)b->n_sm + cells - 1) / cells;
+    return (int32_t)MX_MAX(1, MX_MIN(want, MX_MIN(ctx / 128, 64)));
 }
 
 static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CUdeviceptr arena,

@@ -2,6 +2,7 @@
 // Owns context, stream, modules and scratch. Lowering is in lower.c and product.c, plans in plan.c,
 // weights in upload.c.
 #include "backend/cuda/cuda_int.h"
+#include "backend/cuda/measure_int.h"
 
 #include "base/knobs.h"
 
@@ -168,6 +169,8 @@ static const mx_backend_ops ops = {
     .plan_free = cuda_plan_free,
     .submit = cuda_submit,
     .wait = cuda_wait,
+    .wait_buffers = cuda_wait_buffers,
+    .read_rate = cuda_read_rate,
     .close = close_backend,
 };
 

@@ -10,8 +10,6 @@
 
 #include <string.h>
 
-enum { WARPS = 8, GEMV_SLOTS = 5 };
-
 static const mx_tensor *opt(const mx_op *op, const mx_tensor *t, int i) {
     return i < op->n_in && op->in[i] != MX_NONE ? &t[op->in[i]] : NULL;
 }
@@ -65,16 +63,17 @@ static size_t align128(size_t n) {
 
 // Shared memory of the one-pass kernel for `tok` tokens; fills the offsets of a.
 static size_t gemv_smem(const cuda_pack_info *pi, k_gemv *a, int32_t tok) {
-    size_t slot = (size_t)pi->slot_bytes, at = (size_t)WARPS * GEMV_SLOTS * slot;
+    size_t warps = tok == 8 ? 16 : 8; // kernels/gemv.cuh
+    size_t at = warps * (tok == 8 ? KGEMV_SLOTS_16 : KGEMV_SLOTS_8) * (size_t)pi->slot_bytes;
     size_t cols = (size_t)a->n_kb * (size_t)pi->kb;
     a->off_xs = (int32_t)at;
     at = align128(at + (size_t)tok * cols * (pi->bits == 16 ? 4 : 2));
     a->off_xm = (int32_t)at;
     if (pi->bits != 16) at = align128(at + (size_t)tok * cols / (size_t)pi->sum_cols * 4);
     a->off_d = (int32_t)at;
-    at += 2 * WARPS * 8 * 4;
+    at += 2 * warps * 8 * 4;
     a->off_part = (int32_t)at;
-    return at + 2 * WARPS * 8 * 16 * 4;
+    return at + 2 * warps * 8 * 16 * 4;
 }
 
 // Tokens that kernel v of a format prepares at once.
@@ -123,7 +122,8 @@ static bool lower_gemv(cuda_backend *b, const cuda_product *p, CUdeviceptr arena
     smem = MX_MAX(smem, (size_t)b->smem_sm / 2 + 1024);
     int32_t passes = (a.n_tok + a.pass_tok - 1) / a.pass_tok;
     cuda_kernel k = (cuda_kernel)(CK_gemv_a4g32_t1 + (p->w[0]->pack - 1) * 3 + v);
-    CUDA_LAUNCH(b, l, k, a, MX_MIN(a.n_items, b->n_sm), passes, 1, 256, smem);
+    CUDA_LAUNCH(b, l, k, a, MX_MIN(a.n_items, b->n_sm), passes, 1,
+                gemv_tokens(pi, v) == 8 ? 512 : 256, smem);
     return true;
 }
 

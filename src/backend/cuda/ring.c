@@ -1,11 +1,11 @@
 // Host bytes to the device through pinned memory: reader threads copy pieces of the source into a
 // ring of pinned slots, the caller's thread starts their transfers in order.
 //
-// The ring fits a processor's last-level cache: on an H200 machine 128 MiB of 4 MiB slots with 12
-// readers gave 52 of 55 GB/s, four slots of 64 MiB 16. A piece j uses slot j % SLOTS: a reader
-// waits until the transfer of piece j - SLOTS was started and has finished. When ring_copy returns
-// the source has been read; the transfers go on in the order of the copy stream.
-// MLXCEL_CUDA_PINNED_LOAD=0 takes the driver's pageable path.
+// The ring fits a processor's last-level cache: on an H200 machine 128 MiB with 12 readers gave 52
+// of 55 GB/s, four slots of 64 MiB 16. Small slots keep the gap at the start of a weight short. A
+// piece j uses slot j % SLOTS: a reader waits until the transfer of piece j - SLOTS was started and
+// has finished. When ring_copy returns the source has been read; the transfers go on in the order
+// of the copy stream. MLXCEL_CUDA_PINNED_LOAD=0 takes the driver's pageable path.
 #include "backend/cuda/cuda_int.h"
 
 #include "base/knobs.h"
@@ -14,8 +14,8 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { SLOTS = 32, MAX_READERS = 12 };
-static const size_t slot_bytes = (size_t)4 << 20;
+enum { SLOTS = 64, MAX_READERS = 12 };
+static const size_t slot_bytes = (size_t)2 << 20;
 
 struct cuda_ring {
     cuda_backend *b;
@@ -29,23 +29,20 @@ struct cuda_ring {
     // the present copy: pieces [first, end)
     const uint8_t *src;
     size_t n_bytes;
-    uint64_t first, end, claimed, issued;
-    bool stop, failed;
+    uint64_t first, end, claimed, issued, freed;
+    bool stop;
 };
 
-// Copies piece j into its slot; the slot's last transfer has been started by then.
 static void fill_slot(cuda_ring *r, uint64_t j) {
     size_t at = (size_t)(j - r->first) * slot_bytes, n = MX_MIN(slot_bytes, r->n_bytes - at);
-    if (cuda_d.cuEventSynchronize(r->sent[j % SLOTS]) != CUDA_SUCCESS) r->failed = true;
     memcpy(r->host + (j % SLOTS) * slot_bytes, r->src + at, n);
 }
 
 static void *read_pieces(void *arg) {
     cuda_ring *r = arg;
-    cuda_use(r->b);
     pthread_mutex_lock(&r->lock);
     while (!r->stop) {
-        bool may = r->claimed < r->end && r->claimed < r->issued + SLOTS;
+        bool may = r->claimed < r->end && r->claimed < r->freed + SLOTS;
         if (!may) {
             pthread_cond_wait(&r->work, &r->lock);
             continue;
@@ -103,31 +100,60 @@ static mx_status ring_open(cuda_backend *b, mx_err *err) {
     return MX_OK;
 }
 
+// True when piece j can only be read after a slot becomes free. Then all pieces before are issued.
+static bool is_full(const cuda_ring *r, uint64_t j) {
+    return r->claimed <= j && r->claimed == r->freed + SLOTS;
+}
+
+// Marks the slots whose transfers have ended; wait: at least one. Called with the lock held.
+static CUresult free_slots(cuda_ring *r, bool wait) {
+    CUresult res = CUDA_SUCCESS;
+    uint64_t before = r->freed;
+    if (wait) {
+        pthread_mutex_unlock(&r->lock);
+        res = cuda_d.cuEventSynchronize(r->sent[before % SLOTS]);
+        pthread_mutex_lock(&r->lock);
+        r->freed = before + 1;
+    }
+    while (r->freed < r->issued && cuda_d.cuEventQuery(r->sent[r->freed % SLOTS]) == CUDA_SUCCESS) {
+        r->freed++;
+    }
+    // one reader a slot: waking all of them for each costs more than the copies
+    for (uint64_t i = before; i < r->freed; i++) pthread_cond_signal(&r->work);
+    return res;
+}
+
+static CUresult send_piece(cuda_ring *r, CUdeviceptr dst, uint64_t j, size_t n) {
+    size_t at = (size_t)(j - r->first) * slot_bytes, m = MX_MIN(slot_bytes, n - at);
+    CUresult res =
+        cuda_d.cuMemcpyHtoDAsync(dst + at, r->host + (j % SLOTS) * slot_bytes, m, r->b->copy);
+    return res == CUDA_SUCCESS ? cuda_d.cuEventRecord(r->sent[j % SLOTS], r->b->copy) : res;
+}
+
 static mx_status ring_copy(cuda_ring *r, CUdeviceptr dst, const void *src, size_t n, mx_err *err) {
-    uint64_t pieces = (n + slot_bytes - 1) / slot_bytes;
     CUresult res = CUDA_SUCCESS;
     pthread_mutex_lock(&r->lock);
     r->src = src;
     r->n_bytes = n;
     r->first = r->end;
-    r->end += pieces;
+    r->end += (n + slot_bytes - 1) / slot_bytes;
     pthread_cond_broadcast(&r->work);
     for (uint64_t j = r->first; j < r->end; j++) {
-        while (r->filled[j % SLOTS] != j + 1) pthread_cond_wait(&r->ready, &r->lock);
-        pthread_mutex_unlock(&r->lock);
-        size_t at = (size_t)(j - r->first) * slot_bytes, m = MX_MIN(slot_bytes, n - at);
-        if (res == CUDA_SUCCESS) {
-            res = cuda_d.cuMemcpyHtoDAsync(dst + at, r->host + (j % SLOTS) * slot_bytes, m,
-                                           r->b->copy);
+        while (r->filled[j % SLOTS] != j + 1) {
+            if (is_full(r, j)) {
+                CUresult f = free_slots(r, true);
+                if (res == CUDA_SUCCESS) res = f;
+            } else {
+                pthread_cond_wait(&r->ready, &r->lock);
+            }
         }
-        if (res == CUDA_SUCCESS) res = cuda_d.cuEventRecord(r->sent[j % SLOTS], r->b->copy);
+        pthread_mutex_unlock(&r->lock);
+        if (res == CUDA_SUCCESS) res = send_piece(r, dst, j, n);
         pthread_mutex_lock(&r->lock);
         r->issued = j + 1;
-        pthread_cond_broadcast(&r->work);
+        free_slots(r, false);
     }
-    bool failed = r->failed;
     pthread_mutex_unlock(&r->lock);
-    if (res == CUDA_SUCCESS && failed) res = CUDA_ERROR_UNKNOWN;
     return cuda_check(res, err, "upload");
 }
 

@@ -92,14 +92,40 @@ __device__ __forceinline__ void merge_warps(const k_attn &a, const float *so, in
     }
 }
 
+// The end of a CTA: its warps' partial results to the row's heads, or, with several splits, to
+// memory; the CTA that arrives last adds the splits up.
+template <int NR>
+__device__ __forceinline__ void finish_row(const k_attn &a, const float *so, float *sw, int64_t row,
+                                           int grp, int head0, int n_heads, int split, int active) {
+    __shared__ int s_last;
+    int hd = a.head_dim;
+    __syncthreads();
+    if (active == 1) {
+        merge_warps<NR>(a, so, row, head0, n_heads, nullptr);
+        return;
+    }
+    int64_t cell = row * a.n_groups + grp;
+    float *part = a.part + cell * a.n_split * PART_FLOATS(NR, hd);
+    merge_warps<NR>(a, so, row, head0, n_heads, part + (int64_t)split * PART_FLOATS(NR, hd));
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned n = atomicAdd((unsigned *)(a.ticket + cell), 1u);
+        s_last = n == (unsigned)active - 1;
+        if (s_last) a.ticket[cell] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (s_last) merge_out<NR>(a, part, active, row, head0, n_heads, sw);
+}
+
 template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_attn &a) {
-    constexpr int I = HD / 32;                   // runs of 32 dims
+    constexpr int I = HD / 32;                    // runs of 32 dims
     constexpr int LT = HD / 8 < 32 ? HD / 8 : 32; // lanes a token
     constexpr int DPL = HD / LT, TPR = 32 / LT, J = 16 / TPR;
     extern __shared__ __align__(16) float so[]; // one partial result a warp
     __shared__ float sw[NR * MAX_PARTS];
     __shared__ __align__(16) uint4 sq[2][I][32];
-    __shared__ int s_last;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     int split = blockIdx.x, grp = blockIdx.y;
     int64_t row = blockIdx.z;
@@ -194,15 +220,17 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
 
 #pragma unroll 1
     for (; p < c1; p += 16 * NW) {
-        float c[4] = {0.f, 0.f, 0.f, 0.f};
+        float c[4] = {0.f, 0.f, 0.f, 0.f}, c2[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
         for (int i = 0; i < I; i++) {
             uint4 h = sq[0][i][lane], l = sq[1][i][lane];
             mma_h(c, ka[i].x, kb[i].x, ka[i].y, kb[i].y, h.x, h.y);
             mma_h(c, ka[i].z, kb[i].z, ka[i].w, kb[i].w, h.z, h.w);
-            mma_h(c, ka[i].x, kb[i].x, ka[i].y, kb[i].y, l.x, l.y);
-            mma_h(c, ka[i].z, kb[i].z, ka[i].w, kb[i].w, l.z, l.w);
+            mma_h(c2, ka[i].x, kb[i].x, ka[i].y, kb[i].y, l.x, l.y);
+            mma_h(c2, ka[i].z, kb[i].z, ka[i].w, kb[i].w, l.z, l.w);
         }
+#pragma unroll
+        for (int k = 0; k < 4; k++) c[k] += c2[k];
         int pn = p + 16 * NW;
         bool more = pn < c1;
         int64_t cur = base;
@@ -255,9 +283,9 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
             int src = ((j * TPR + vt) & 7) * 4;
 #pragma unroll
             for (int h = 0; h < NR; h++) {
-                float pr = __shfl_sync(FULL, j * TPR < 8 ? ((h & 1) ? c[1] : c[0])
-                                                         : ((h & 1) ? c[3] : c[2]),
-                                       src + (h >> 1));
+                float pr = __shfl_sync(
+                    FULL, j * TPR < 8 ? ((h & 1) ? c[1] : c[0]) : ((h & 1) ? c[3] : c[2]),
+                    src + (h >> 1));
 #pragma unroll
                 for (int d = 0; d < DPL; d++) o[h][d] = fmaf(pr, f[d], o[h][d]);
             }
@@ -289,24 +317,7 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
         if (2 * t < n_heads && 2 * t < NR) ml[0] = m0, ml[1] = l0;
         if (2 * t + 1 < n_heads && 2 * t + 1 < NR) ml[2] = m1, ml[3] = l1;
     }
-    __syncthreads();
-    if (active == 1) {
-        merge_warps<NR>(a, so, row, head0, n_heads, nullptr);
-        return;
-    }
-    int64_t cell = row * a.n_groups + grp;
-    float *part = a.part + cell * a.n_split * PART_FLOATS(NR, hd);
-    merge_warps<NR>(a, so, row, head0, n_heads, part + (int64_t)split * PART_FLOATS(NR, hd));
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        unsigned n = atomicAdd(a.ticket + cell, 1u);
-        s_last = n == (unsigned)active - 1;
-        if (s_last) a.ticket[cell] = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    if (s_last) merge_out<NR>(a, part, active, row, head0, n_heads, sw);
+    finish_row<NR>(a, so, sw, row, grp, head0, n_heads, split, active);
 }
 
 #define DECODE(HD, NR)                                                                             \

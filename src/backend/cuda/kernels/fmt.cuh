@@ -22,7 +22,8 @@ template <int BITS_, int GROUP_, int KB_, int SC_, int BF_> struct Fmt {
     static constexpr int OFFSET = BITS_ == 16 ? 0 : 1 << (BITS_ - 1);
 };
 
-#define PACK(ID, name, bits, group, kb, sc) using Fmt_##name = Fmt<bits, group, kb, sc, KPACK_##ID == KPACK_B16>;
+#define PACK(ID, name, bits, group, kb, sc)                                                        \
+    using Fmt_##name = Fmt<bits, group, kb, sc, KPACK_##ID == KPACK_B16>;
 MX_CUDA_PACKS(PACK)
 #undef PACK
 

@@ -55,9 +55,9 @@ __device__ __forceinline__ void frag_load(Frag<F> &f, const uint8_t *tile, int i
 // partial sums are added in order.
 template <class F, int BN, bool GLU, int KS>
 __device__ __forceinline__ void gemm_body(const k_gemm &a) {
-    constexpr int XS = GK * 2 + 32;   // row stride of staged activations
-    constexpr int RUN = BN * XS;      // bytes of one staged run
-    constexpr int SPC = 8 / KS;       // strips of a CTA
+    constexpr int XS = GK * 2 + 32; // row stride of staged activations
+    constexpr int RUN = BN * XS;    // bytes of one staged run
+    constexpr int SPC = 8 / KS;     // strips of a CTA
     constexpr int NB = BN / 8;
     extern __shared__ __align__(128) uint8_t sm[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -83,7 +83,8 @@ __device__ __forceinline__ void gemm_body(const k_gemm &a) {
             for (int i = threadIdx.x; i < BN * 8 * KS; i += 256) {
                 int c = i % (8 * KS), tok = i / (8 * KS), run = step * KS + c / 8;
                 bool ok = tok0 + tok < a.n_tok && run < n_run;
-                const uint16_t *src = a.xb + (ok ? (size_t)(tok0 + tok) * a.ldxb + run * 64 + c % 8 * 8 : 0);
+                const uint16_t *src =
+                    a.xb + (ok ? (size_t)(tok0 + tok) * a.ldxb + run * 64 + c % 8 * 8 : 0);
                 cp16_or_zero(dst + c / 8 * RUN + tok * XS + c % 8 * 16, src, ok);
             }
         }
@@ -173,8 +174,8 @@ template <class F> __device__ __forceinline__ void unpack_body(const k_unpack &a
         int64_t strip = i / per;
         int run = (int)(i % per), kb = run / (F::KB / 64);
         Frag<F> f;
-        frag_load<F>(f, a.w.w + (strip * a.w.n_kb + kb) * (int64_t)F::BYTES, run % (F::KB / 64), lane,
-                     a.w.scale_type);
+        frag_load<F>(f, a.w.w + (strip * a.w.n_kb + kb) * (int64_t)F::BYTES, run % (F::KB / 64),
+                     lane, a.w.scale_type);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
 #pragma unroll

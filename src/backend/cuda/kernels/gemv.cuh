@@ -1,24 +1,21 @@
 // Matrix product for 1..8 tokens, one pass over the weights, tensor cores.
 //
-// A CTA takes strips of 16 rows; its 8 warps each take one run of the columns of every strip and
-// keep a ring of asynchronous copies of their weights full, across strips. The ring is filled
+// A CTA takes strips of 16 rows; its 8 or 16 warps each take one run of the columns of every strip
+// and keep a ring of asynchronous copies of their weights full, across strips. The ring is filled
 // before the dependency wait: weights depend on nothing. Activations are prepared by the warp that
 // uses them: quantised formats get 16-bit fixed point in two int8 planes (one scale a run and
 // token), so that group sums are exact integers; 16-bit formats get a high and a low half. The
-// columns of the B operand are (token, plane). The partial sums of the 8 warps are added in order.
+// columns of the B operand are (token, plane). The partial sums of the warps are added in order.
 #pragma once
 #include "fmt.cuh"
 
-enum { WARPS = 8 };
-#ifndef GEMV_SLOTS
-#define GEMV_SLOTS 5
-#endif
+#define GEMV_SLOTS(nw) ((nw) == 8 ? KGEMV_SLOTS_8 : KGEMV_SLOTS_16)
 
 template <class F> struct Ring {
     static constexpr int SLOT = F::SLOT_KB * F::BYTES;
-    uint8_t *base;      // this warp's slots, plus this lane's offset
-    const uint8_t *src; // next part of the present item, plus this lane's offset
-    int kb0, n_kb;      // this warp's blocks of every strip
+    uint8_t *base;                 // this warp's slots, plus this lane's offset
+    const uint8_t *src;            // next part of the present item, plus this lane's offset
+    int kb0, n_kb;                 // this warp's blocks of every strip
     int item, left, n_items, slot; // left: blocks of the present item not yet asked for
     const k_gemv *a;
 
@@ -33,7 +30,7 @@ template <class F> struct Ring {
         return a->seg[s].w + ((size_t)i * a->n_kb + kb0) * F::BYTES;
     }
     // Starts the copy of the next part into the next slot.
-    __device__ __forceinline__ void fill(int lane) {
+    template <int NW> __device__ __forceinline__ void fill(int lane) {
         if (item < n_items && n_kb > 0) {
             int n16 = min(F::SLOT_KB, left) * (F::BYTES / 16) - lane;
             uint8_t *dst = base + slot * SLOT;
@@ -46,7 +43,7 @@ template <class F> struct Ring {
             if (left <= 0 && ++item < n_items) src = source(item) + lane * 16, left = n_kb;
         }
         cp_commit();
-        if (++slot == GEMV_SLOTS) slot = 0;
+        if (++slot == GEMV_SLOTS(NW)) slot = 0;
     }
 };
 
@@ -63,8 +60,7 @@ template <class F, int NT> struct Acc {
 // One block of quantised weights. xs: this block's activations; xm: its sums.
 template <class F, int NT, int MT, int SB>
 __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, const uint4 *xs,
-                                          const float *xm, const int *xo, const int *xt,
-                                          int lane) {
+                                          const float *xm, const int *xo, const int *xt, int lane) {
     constexpr int GB = F::GROUP < 32 ? 1 : F::GROUP / 32; // runs of 32 columns in a group
     int g = lane >> 2;
     int k[NT][4];
@@ -89,7 +85,8 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
                         k[j][0] = k[j][1] = k[j][2] = k[j][3] = MAGIC_I;
                         mma_i8_k16(k[j], a[q * 2], a[q * 2 + 1],
                                    h ? (q ? x[j].w : x[j].z) : (q ? x[j].y : x[j].x));
-                        float X = xm[grp * MT + xt[j]];
+                        float X
+                        = xm[grp * MT + xt[j]];
                         float v0 = fmaf(__int_as_float(k[j][0]) - MAGIC_F, 256.f,
                                         __int_as_float(k[j][1]) - MAGIC_F);
                         float v1 = fmaf(__int_as_float(k[j][2]) - MAGIC_F, 256.f,
@@ -111,7 +108,8 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
                 Scale2 s = scales<F>(tile, grp, g, SB);
 #pragma unroll
                 for (int j = 0; j < NT; j++) {
-                    float X = xm[grp * MT + xt[j]];
+                    float X
+                    = xm[grp * MT + xt[j]];
                     float v0 = fmaf(__int_as_float(k[j][0]) - MAGIC_F, 256.f,
                                     __int_as_float(k[j][1]) - MAGIC_F);
                     float v1 = fmaf(__int_as_float(k[j][2]) - MAGIC_F, 256.f,
@@ -148,7 +146,7 @@ __device__ __forceinline__ void block_float(Acc<F, NT> &acc, const uint8_t *tile
 // ---- Preparing activations ----
 // A lane takes columns c .. c+3 of every 128 of its warp's run [c0, c1). Up to HELD such pieces are
 // held in registers: they are asked for together, the next token's while this one is prepared.
-enum { HELD = 12 };
+// HELD is no larger than the run needs: code that is skipped is still fetched.
 
 // Four numbers from column c on, zero past the end of the row. L2 only for activations.
 template <bool WEIGHT>
@@ -230,7 +228,7 @@ __device__ __forceinline__ void put4(float4 v, float inv, int c, bool in, int to
 }
 
 // Runs of at most HELD * 128 columns.
-template <class F, int MT>
+template <class F, int MT, int HELD>
 __device__ __forceinline__ void prepare_held(const k_gemv &a, const float *x0, int n_tok, int c0,
                                              int c1, uint32_t *xs, float *xm, float *ds,
                                              float *ssqs, int lane) {
@@ -293,64 +291,34 @@ __device__ __forceinline__ void prepare_long(const k_gemv &a, const float *x, in
     if (lane == 0) ds[k] = d.x, ssqs[k] = ssq;
 }
 
-// MT: most tokens of a pass (strides of the prepared activations). SB: 16-bit scales are bf16.
-template <class F, int MT, int SB> __device__ __forceinline__ void gemv_body(const k_gemv &a) {
+// What the rest of the kernel shares.
+struct Gemv {
+    int warp, lane, g, t, tok0, n_tok, pair, n_items, kb0, n_kb;
+    uint4 *xs;
+    float *xm, *ds, *ssqs, *part; // ds, ssqs: [warp][8]; part: [2][warp][8][16]
+    uint8_t *slots;
+};
+
+// Products of every item and their sums over the warps. SB: 16-bit scales are bf16.
+template <class F, int MT, int NW, int SB>
+__device__ __forceinline__ void gemv_main(const k_gemv &a, const Gemv &c, Ring<F> &ring) {
     constexpr int NT = MT > 4 ? 2 : 1;
-    extern __shared__ __align__(128) uint8_t sm[];
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    int tok0 = blockIdx.y * a.pass_tok, n_tok = MT == 1 ? 1 : min(a.pass_tok, a.n_tok - tok0);
-    int pair = a.act != KACT_NONE;
-    int mine = (a.n_items - 1 - (int)blockIdx.x) / (int)gridDim.x + 1; // items (GLU: pairs)
-    int n_items = pair ? 2 * mine : mine;
-    uint4 *xs = reinterpret_cast<uint4 *>(sm + a.off_xs);
-    float *xm = reinterpret_cast<float *>(sm + a.off_xm);
-    float *ds = reinterpret_cast<float *>(sm + a.off_d); // scale, then sum of squares: [warp][8]
-    float *ssqs = ds + WARPS * 8;
-    float *part = reinterpret_cast<float *>(sm + a.off_part); // [2][warp][token][16]
-
-    Ring<F> ring;
-    int kb0 = warp * a.n_kb / WARPS, n_kb = (warp + 1) * a.n_kb / WARPS - kb0;
-    uint8_t *slots = sm + warp * GEMV_SLOTS * Ring<F>::SLOT;
-    ring.a = &a;
-    ring.base = slots + lane * 16;
-    ring.kb0 = kb0, ring.n_kb = ring.left = n_kb;
-    ring.item = ring.slot = 0;
-    ring.n_items = n_items;
-    ring.src = ring.source(0) + lane * 16;
-    dep_trigger();
-#pragma unroll 1
-    for (int i = 0; i < GEMV_SLOTS; i++) ring.fill(lane);
-    dep_wait();
-
-    const float *x0 = a.x + (size_t)tok0 * a.ldx;
-    int c0 = kb0 * F::KB, c1 = c0 + n_kb * F::KB;
-    if (c1 - c0 <= HELD * 128) {
-        prepare_held<F, MT>(a, x0, n_tok, c0, c1, (uint32_t *)xs, xm, ds + warp * 8, ssqs + warp * 8,
-                            lane);
-    } else {
-#pragma unroll 1
-        for (int k = 0; k < n_tok; k++) {
-            prepare_long<F, MT>(a, x0 + (size_t)k * a.ldx, k, c0, c1, (uint32_t *)xs, xm,
-                                ds + warp * 8, ssqs + warp * 8, lane);
-        }
-    }
-    __syncwarp();
-
+    int warp = c.warp, lane = c.lane, g = c.g, t = c.t, n_tok = c.n_tok, pair = c.pair;
     int xo[NT], xt[NT];
 #pragma unroll
     for (int j = 0; j < NT; j++) {
         xo[j] = (min(4 * j + (g >> 1), n_tok - 1) * 2 + (g & 1)) * 4 + t;
         xt[j] = min(4 * j + t, n_tok - 1);
     }
-    const uint4 *my_xs = xs + (size_t)kb0 * (F::KB / (F::FLOAT ? 32 : 64)) * MT * 8;
-    const float *my_xm = xm + kb0 * (F::KB / F::XG) * MT;
+    const uint4 *my_xs = c.xs + (size_t)c.kb0 * (F::KB / (F::FLOAT ? 32 : 64)) * MT * 8;
+    const float *my_xm = c.xm + c.kb0 * (F::KB / F::XG) * MT;
     int buf = 0, slot = 0;
     float gate = 0.f;
 #pragma unroll 1
-    for (int it = 0; it < n_items; it++) {
+    for (int it = 0; it < c.n_items; it++) {
         // The outputs of an item belong to other warps each time. Where this thread's output
         // goes; its bias and residual are requested now.
-        int e = ((warp - (pair ? it >> 1 : it)) & (WARPS - 1)) * 32 + lane;
+        int e = ((warp - (pair ? it >> 1 : it)) & (NW - 1)) * 32 + lane;
         int my_row = e & 15, my_tok = e >> 4;
         bool writes = my_tok < n_tok;
         int strip = 0, si = pair ? it & 1 : 0, row = 0;
@@ -365,16 +333,16 @@ template <class F, int MT, int SB> __device__ __forceinline__ void gemv_body(con
             const k_seg &s = a.seg[si];
             if (row < s.n_rows) {
                 if (s.bias) add = s.bias[row];
-                if (s.res) add += ldx(s.res + (size_t)(tok0 + my_tok) * s.ldr + row);
+                if (s.res) add += ldx(s.res + (size_t)(c.tok0 + my_tok) * s.ldr + row);
             }
         }
         Acc<F, NT> acc;
         acc.clear();
 #pragma unroll 1
-        for (int kb = 0; kb < n_kb; kb += F::SLOT_KB) {
-            cp_wait<GEMV_SLOTS - 1>();
+        for (int kb = 0; kb < c.n_kb; kb += F::SLOT_KB) {
+            cp_wait<GEMV_SLOTS(NW) - 1>();
             __syncwarp();
-            const uint8_t *tile = slots + slot * Ring<F>::SLOT;
+            const uint8_t *tile = c.slots + slot * Ring<F>::SLOT;
             const uint4 *x = my_xs + kb * (F::KB / (F::FLOAT ? 32 : 64)) * MT * 8;
             const float *xq = my_xm + kb * (F::KB / F::XG) * MT;
             auto block = [&](int b) {
@@ -387,7 +355,7 @@ template <class F, int MT, int SB> __device__ __forceinline__ void gemv_body(con
                                              xq + b * (F::KB / F::XG) * MT, xo, xt, lane);
                 }
             };
-            int n = n_kb - kb;
+            int n = c.n_kb - kb;
             if (n >= F::SLOT_KB) {
 #pragma unroll
                 for (int b = 0; b < F::SLOT_KB; b++) block(b);
@@ -396,18 +364,18 @@ template <class F, int MT, int SB> __device__ __forceinline__ void gemv_body(con
                 for (int b = 0; b < n; b++) block(b);
             }
             __syncwarp();
-            if (++slot == GEMV_SLOTS) slot = 0;
-            ring.fill(lane);
+            if (++slot == GEMV_SLOTS(NW)) slot = 0;
+            ring.template fill<NW>(lane);
         }
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             int k = 4 * j + t;
             if (k < n_tok) {
-                float d = ds[warp * 8 + k];
+                float d = c.ds[warp * 8 + k];
                 float r0 = F::FLOAT ? acc.r[j][0] + acc.r[j][1] : acc.r[j][0];
                 float r1 = F::FLOAT ? acc.r[j][F::FLOAT ? 2 : 0] + acc.r[j][F::FLOAT ? 3 : 0]
                                     : acc.r[j][1];
-                float *q = part + ((buf * WARPS + warp) * 8 + k) * 16;
+                float *q = c.part + ((buf * NW + warp) * 8 + k) * 16;
                 q[g] = d * r0, q[g + 8] = d * r1;
             }
         }
@@ -415,13 +383,11 @@ template <class F, int MT, int SB> __device__ __forceinline__ void gemv_body(con
         if (writes) {
             float v = 0.f;
 #pragma unroll
-            for (int w = 0; w < WARPS; w++) {
-                v += part[((buf * WARPS + w) * 8 + my_tok) * 16 + my_row];
-            }
+            for (int w = 0; w < NW; w++) v += c.part[((buf * NW + w) * 8 + my_tok) * 16 + my_row];
             if (a.gamma) {
                 float q = 0.f;
 #pragma unroll
-                for (int w = 0; w < WARPS; w++) q += ssqs[w * 8 + my_tok];
+                for (int w = 0; w < NW; w++) q += c.ssqs[w * 8 + my_tok];
                 v *= 1.f / sqrtf(q / (float)a.n_cols + a.eps);
             }
             v += add;
@@ -430,7 +396,7 @@ template <class F, int MT, int SB> __device__ __forceinline__ void gemv_body(con
             } else {
                 if (pair) v = activate(gate, a.act) * v;
                 const k_seg &o = a.seg[pair ? 0 : si];
-                if (row < o.n_rows) o.y[(size_t)(tok0 + my_tok) * o.ldy + row] = v;
+                if (row < o.n_rows) o.y[(size_t)(c.tok0 + my_tok) * o.ldy + row] = v;
             }
         }
         buf ^= 1;
@@ -438,24 +404,70 @@ template <class F, int MT, int SB> __device__ __forceinline__ void gemv_body(con
     cp_wait<0>();
 }
 
-template <class F, int MT> __device__ __forceinline__ void gemv_any_scale(const k_gemv &a) {
-    if (F::SC == KSC_PAIR && a.scale_type) {
-        gemv_body<F, MT, F::SC == KSC_PAIR>(a);
+// MT: most tokens of a pass (strides of the prepared activations). NW: warps.
+template <class F, int MT, int NW> __device__ __forceinline__ void gemv_body(const k_gemv &a) {
+    extern __shared__ __align__(128) uint8_t sm[];
+    Gemv c;
+    c.warp = threadIdx.x >> 5, c.lane = threadIdx.x & 31, c.g = c.lane >> 2, c.t = c.lane & 3;
+    c.tok0 = blockIdx.y * a.pass_tok, c.n_tok = MT == 1 ? 1 : min(a.pass_tok, a.n_tok - c.tok0);
+    c.pair = a.act != KACT_NONE;
+    int mine = (a.n_items - 1 - (int)blockIdx.x) / (int)gridDim.x + 1; // items (GLU: pairs)
+    c.n_items = c.pair ? 2 * mine : mine;
+    c.xs = reinterpret_cast<uint4 *>(sm + a.off_xs);
+    c.xm = reinterpret_cast<float *>(sm + a.off_xm);
+    c.ds = reinterpret_cast<float *>(sm + a.off_d);
+    c.ssqs = c.ds + NW * 8;
+    c.part = reinterpret_cast<float *>(sm + a.off_part);
+    c.kb0 = c.warp * a.n_kb / NW, c.n_kb = (c.warp + 1) * a.n_kb / NW - c.kb0;
+    c.slots = sm + c.warp * GEMV_SLOTS(NW) * Ring<F>::SLOT;
+
+    Ring<F> ring;
+    ring.a = &a;
+    ring.base = c.slots + c.lane * 16;
+    ring.kb0 = c.kb0, ring.n_kb = ring.left = c.n_kb;
+    ring.item = ring.slot = 0;
+    ring.n_items = c.n_items;
+    ring.src = ring.source(0) + c.lane * 16;
+    dep_trigger();
+#pragma unroll 1
+    for (int i = 0; i < GEMV_SLOTS(NW); i++) ring.template fill<NW>(c.lane);
+    dep_wait();
+
+    const float *x0 = a.x + (size_t)c.tok0 * a.ldx;
+    int c0 = c.kb0 * F::KB, c1 = c0 + c.n_kb * F::KB;
+    float *d = c.ds + c.warp * 8, *q = c.ssqs + c.warp * 8;
+    uint32_t *xs = (uint32_t *)c.xs;
+    if (c1 - c0 <= 128) {
+        prepare_held<F, MT, 1>(a, x0, c.n_tok, c0, c1, xs, c.xm, d, q, c.lane);
+    } else if (c1 - c0 <= 512) {
+        prepare_held<F, MT, 4>(a, x0, c.n_tok, c0, c1, xs, c.xm, d, q, c.lane);
+    } else if (MT < 8 && c1 - c0 <= 1792) {
+        prepare_held < F, MT, MT<8 ? 14 : 1>(a, x0, c.n_tok, c0, c1, xs, c.xm, d, q, c.lane);
     } else {
-        gemv_body<F, MT, 0>(a);
+#pragma unroll 1
+        for (int k = 0; k < c.n_tok; k++) {
+            prepare_long<F, MT>(a, x0 + (size_t)k * a.ldx, k, c0, c1, xs, c.xm, d, q, c.lane);
+        }
+    }
+    __syncwarp();
+    if (F::SC == KSC_PAIR && a.scale_type) {
+        gemv_main<F, MT, NW, F::SC == KSC_PAIR>(a, c, ring);
+    } else {
+        gemv_main<F, MT, NW, 0>(a, c, ring);
     }
 }
 
-#define GEMV_ENTRY(name, MT)                                                                       \
-    ENTRY __launch_bounds__(256, 1) gemv_##name##_t##MT(PAR const k_gemv a) {                      \
-        gemv_any_scale<Fmt_##name, MT>(a);                                                         \
+#define GEMV_ENTRY(name, MT, NW)                                                                   \
+    ENTRY __launch_bounds__(NW * 32, 1) gemv_##name##_t##MT(PAR const k_gemv a) {                  \
+        gemv_body<Fmt_##name, MT, NW>(a);                                                          \
     }
 // Tokens of a pass: quantised formats 1, 4, 8; 16-bit floats (prepared in twice the bytes) 1, 2, 4.
+// Eight tokens are bound by instructions, not by memory: twice the warps.
 #define GEMV(name)                                                                                 \
-    GEMV_ENTRY(name, 1)                                                                            \
-    GEMV_ENTRY(name, 4)                                                                            \
-    GEMV_ENTRY(name, 8)
+    GEMV_ENTRY(name, 1, 8)                                                                         \
+    GEMV_ENTRY(name, 4, 8)                                                                         \
+    GEMV_ENTRY(name, 8, 16)
 #define GEMV_FLOAT(name)                                                                           \
-    GEMV_ENTRY(name, 1)                                                                            \
-    GEMV_ENTRY(name, 2)                                                                            \
-    GEMV_ENTRY(name, 4)
+    GEMV_ENTRY(name, 1, 8)                                                                         \
+    GEMV_ENTRY(name, 2, 8)                                                                         \
+    GEMV_ENTRY(name, 4, 8)

@@ -1,8 +1,5 @@
-// 5- and 8-bit codes with 16-bit scales.
+// 8-bit codes with 16-bit scales.
 #include "gemv.cuh"
 GEMV(a8g32)
 GEMV(a8g64)
 GEMV(a8g128)
-GEMV(s8)
-GEMV(s5)
-GEMV(a5)

@@ -2,7 +2,20 @@
 #include "fmt.cuh"
 
 // Numbers of mx_dtype, in the order of tensor/tensor.h (checked by the host).
-enum { D_F32 = 0, D_F16, D_BF16, D_Q4_0 = 13, D_Q4_1, D_Q5_0, D_Q5_1, D_Q8_0, D_Q4_K, D_Q5_K, D_Q6_K, D_AFFINE };
+enum {
+    D_F32 = 0,
+    D_F16,
+    D_BF16,
+    D_Q4_0 = 13,
+    D_Q4_1,
+    D_Q5_0,
+    D_Q5_1,
+    D_Q8_0,
+    D_Q4_K,
+    D_Q5_K,
+    D_Q6_K,
+    D_AFFINE
+};
 
 __device__ __forceinline__ uint32_t u16_at(const uint8_t *p) {
     return p[0] | (uint32_t)p[1] << 8;
@@ -111,7 +124,8 @@ template <class F> __device__ uint32_t code_word(const k_pack &a, int64_t row0, 
         for (int rh = 0; rh < 2; rh++) {
             for (int q = 0; q < 2; q++) {
                 for (int b = 0; b < 4; b++) {
-                    uint32_t c = code(lane / 4 + rh * 8, run * 64 + h * 32 + q * 16 + lane % 4 * 4 + b);
+                    uint32_t c =
+                        code(lane / 4 + rh * 8, run * 64 + h * 32 + q * 16 + lane % 4 * 4 + b);
                     w |= five ? (c >> 4 & 1) << (8 * b + h * 4 + rh * 2 + q)
                               : (c >> 4 & 3) << (8 * b + 2 * (rh * 2 + q));
                 }
@@ -143,7 +157,8 @@ template <class F> __device__ uint32_t scale_word(const k_pack &a, int64_t row0,
             int grp = i / 8, g = i % 8;
             uint32_t lo = 0, hi = 0;
             if (in(g)) lo = k_scale(a.data + (row0 + g) * a.row_bytes + blk * size + 4, grp);
-            if (in(g + 8)) hi = k_scale(a.data + (row0 + g + 8) * a.row_bytes + blk * size + 4, grp);
+            if (in(g + 8))
+                hi = k_scale(a.data + (row0 + g + 8) * a.row_bytes + blk * size + 4, grp);
             return lo | hi << 16;
         }
         int r = (i - 64) / 2 + (i % 2) * 8;
@@ -212,7 +227,8 @@ __device__ float packed_at(const uint8_t *w, int n_kb, int bf, int64_t row, int 
     int r = (int)(row % 16), g = r % 8, rh = r / 8, c = col % F::KB;
     int q = c % 32 / 16, t = c % 16 / 4, b = c % 4, lane = g * 4 + t;
     if (F::FLOAT) {
-        uint32_t v = u16_at(tile + c / 16 * 512 + lane * 16 + (rh + (b >> 1) * 2) * 4 + (b & 1) * 2);
+        uint32_t v =
+            u16_at(tile + c / 16 * 512 + lane * 16 + (rh + (b >> 1) * 2) * 4 + (b & 1) * 2);
         return from16(v, F::BF ? KTYPE_BF16 : KTYPE_F16);
     }
     uint32_t code;

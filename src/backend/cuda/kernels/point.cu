@@ -69,8 +69,6 @@ ENTRY rope_table(PAR const k_rope_table a) {
     }
 }
 
-enum { ROPE_MAX_PER_LANE = 16 }; // head_dim <= 512
-
 __device__ __forceinline__ void store_kv(uint8_t *p, int64_t i, float v, int type) {
     if (type == KTYPE_F16) {
         reinterpret_cast<__half *>(p)[i] = __float2half_rn(v);
@@ -86,49 +84,69 @@ __device__ __forceinline__ void store_kv(uint8_t *p, int64_t i, float v, int typ
 ENTRY __launch_bounds__(128) rope_kv(PAR const k_rope a) {
     __shared__ float sh[4][512];
     dep_trigger();
-    dep_wait();
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int h = blockIdx.y * 4 + warp;
     int64_t row = blockIdx.x;
-    if (h >= a.n_head + 2 * a.n_kv_head) return;
     bool is_q = h < a.n_head, is_v = h >= a.n_head + a.n_kv_head;
+    bool live = h < a.n_head + 2 * a.n_kv_head;
+    int slot = live && !is_q ? a.kv_slot[row] : 0; // an input of the step: known before the wait
+    dep_wait();
+    if (!live || slot < 0) return;
     int kh = is_q ? 0 : (h - a.n_head) % max(1, a.n_kv_head);
     const float *x = is_q ? a.q + row * a.ldq + h * a.head_dim
                           : (is_v ? a.v + row * a.ldv : a.k + row * a.ldk) + kh * a.head_dim;
     const float *nw = is_q ? a.qn : is_v ? nullptr : a.kn;
-    float ssq = 0.f;
-    for (int d = lane; d < a.head_dim; d += 32) {
-        float v = ldx(x + d);
-        ssq = fmaf(v, v, ssq);
-        sh[warp][d] = v;
-    }
-    __syncwarp();
-    if (nw) {
-        float r = 1.f / sqrtf(warp_sum(ssq) / (float)a.head_dim + a.eps);
-        for (int d = lane; d < a.head_dim; d += 32) sh[warp][d] *= r * nw[d];
-        __syncwarp();
-    }
-    int slot = is_q ? 0 : a.kv_slot[row];
-    if (slot < 0) return;
-    int64_t at = is_q ? row * a.ldy + (int64_t)h * a.head_dim
-                      : (((int64_t)(slot / a.page_tokens) * a.n_kv_head + kh) * a.page_tokens +
-                         slot % a.page_tokens) * a.head_dim;
-    uint8_t *state = is_v ? a.vs : a.ks;
+    bool rot = !is_v && a.cs;
     int half = a.n_rot / 2;
     const float *cs = a.cs + row * a.ldcs;
-    for (int d = lane; d < a.head_dim; d += 32) {
-        float v = sh[warp][d];
-        if (!is_v && a.cs && d < a.n_rot) {
-            int i = a.interleaved ? d >> 1 : (d < half ? d : d - half);
-            bool second = a.interleaved ? d & 1 : d >= half;
-            float o = sh[warp][a.interleaved ? d ^ 1 : (second ? d - half : d + half)];
-            float c = ldx(cs + i), s = ldx(cs + half + i);
-            v = second ? fmaf(v, c, o * s) : fmaf(v, c, -o * s);
+    int64_t at = is_q ? row * a.ldy + (int64_t)h * a.head_dim
+                      : (((int64_t)(slot / a.page_tokens) * a.n_kv_head + kh) * a.page_tokens +
+                         slot % a.page_tokens) *
+                            a.head_dim;
+    uint8_t *state = is_v ? a.vs : a.ks;
+    // 128 columns at a time, all of their inputs asked for together
+    float ssq = 0.f;
+    for (int d0 = 0; d0 < a.head_dim; d0 += 128) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int d = d0 + i * 32 + lane;
+            v[i] = d < a.head_dim ? ldx(x + d) : 0.f;
         }
-        if (is_q) {
-            a.y[at + d] = v;
-        } else {
-            store_kv(state, at + d, v, a.kv_type);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int d = d0 + i * 32 + lane;
+            ssq = fmaf(v[i], v[i], ssq);
+            if (d < a.head_dim) sh[warp][d] = v[i];
+        }
+    }
+    float r = nw ? 1.f / sqrtf(warp_sum(ssq) / (float)a.head_dim + a.eps) : 1.f;
+    __syncwarp();
+    for (int d0 = 0; d0 < a.head_dim; d0 += 128) {
+        float c[4], s[4], w[4], wo[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int d = d0 + i * 32 + lane;
+            bool in = d < a.head_dim, turn = in && rot && d < a.n_rot;
+            int k = a.interleaved ? d >> 1 : (d < half ? d : d - half);
+            int other = a.interleaved ? d ^ 1 : (d >= half ? d - half : d + half);
+            c[i] = turn ? ldx(cs + k) : 1.f;
+            s[i] = turn ? ldx(cs + half + k) : 0.f;
+            w[i] = in && nw ? nw[d] * r : 1.f;
+            wo[i] = turn ? (nw ? nw[other] * r : 1.f) * sh[warp][other] : 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int d = d0 + i * 32 + lane;
+            if (d >= a.head_dim) continue;
+            bool second = a.interleaved ? d & 1 : d >= half;
+            float v = sh[warp][d] * w[i];
+            v = fmaf(v, c[i], second ? wo[i] * s[i] : -wo[i] * s[i]);
+            if (is_q) {
+                a.y[at + d] = v;
+            } else {
+                store_kv(state, at + d, v, a.kv_type);
+            }
         }
     }
 }

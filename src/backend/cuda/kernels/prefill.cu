@@ -83,8 +83,12 @@ template <int HD> __device__ __forceinline__ void prefill_body(const k_attn &a) 
 #pragma unroll
         for (int e = 0; e < 8; e++) {
             bool in = d + e < hd;
-            v0[e] = in && r0 < last ? ldx(a.q + (int64_t)r0 * a.ldq + (int64_t)head * hd + d + e) * qs : 0.f;
-            v1[e] = in && r1 < last ? ldx(a.q + (int64_t)r1 * a.ldq + (int64_t)head * hd + d + e) * qs : 0.f;
+            v0[e] = in && r0 < last
+                        ? ldx(a.q + (int64_t)r0 * a.ldq + (int64_t)head * hd + d + e) * qs
+                        : 0.f;
+            v1[e] = in && r1 < last
+                        ? ldx(a.q + (int64_t)r1 * a.ldq + (int64_t)head * hd + d + e) * qs
+                        : 0.f;
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {

@@ -85,7 +85,7 @@ __device__ uint32_t select_key(const float *x, int n, uint32_t floor_key, bool m
             if (k < floor_key || (k & high) != prefix) continue;
             unsigned long long w =
                 mass ? (unsigned long long)(expf(v - top) * 1099511627776.f) : 1ull;
-            atomicAdd(&hist[(k >> shift) & 255], w);
+            atomicAdd((unsigned long long *)&hist[(k >> shift) & 255], w);
         }
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -111,7 +111,7 @@ __device__ unsigned long long mass_above(const float *x, int n, uint32_t floor_k
         float v = logit_at(x, i);
         if (key_of(v) >= floor_key) s += (unsigned long long)(expf(v - top) * 1099511627776.f);
     }
-    atomicAdd(&hist[0], s);
+    atomicAdd((unsigned long long *)&hist[0], s);
     __syncthreads();
     s = hist[0];
     __syncthreads();
@@ -158,7 +158,8 @@ ENTRY __launch_bounds__(256) sample(PAR const k_sample a) {
     int per = (a.n_vocab + a.n_part - 1) / a.n_part;
     int i0 = part * per, i1 = min(i0 + per, a.n_vocab);
     bool greedy = r.temperature <= 0.f || r.top_k == 1;
-    bool filters = !greedy && ((r.top_k > 0 && r.top_k < a.n_vocab) || r.top_p < 1.f || r.min_p > 0.f);
+    bool filters =
+        !greedy && ((r.top_k > 0 && r.top_k < a.n_vocab) || r.top_p < 1.f || r.min_p > 0.f);
     bool draw = !greedy && !filters;
 
     Best m = {-INFINITY, 0x7fffffff}, gb = {-INFINITY, 0x7fffffff};
@@ -179,25 +180,32 @@ ENTRY __launch_bounds__(256) sample(PAR const k_sample a) {
         __stcg(out, m.v), __stcg(out + 1, __int_as_float(m.id)), __stcg(out + 2, s);
         __stcg(out + 3, gb.v), __stcg(out + 4, __int_as_float(gb.id));
         __threadfence();
-        unsigned k = atomicAdd(a.ticket + row, 1u);
+        unsigned k = atomicAdd((unsigned *)(a.ticket + row), 1u);
         s_last = k == (unsigned)a.n_part - 1;
         if (s_last) a.ticket[row] = 0;
         __threadfence();
     }
     __syncthreads();
     if (!s_last) return;
-    Best all = {-INFINITY, 0x7fffffff}, g = all;
-    for (int p = 0; p < a.n_part; p++) {
-        const float *q = a.part + ((int64_t)row * a.n_part + p) * 8;
-        all = better(all, Best{__ldcg(q), __float_as_int(__ldcg(q + 1))});
+    // n_part <= 64: two partial results a lane, the same in every warp.
+    Best all = {-INFINITY, 0x7fffffff}, g = all, mine[2];
+    float sums[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int p = (threadIdx.x & 31) + 32 * i;
+        const float *q = a.part + ((int64_t)row * a.n_part + min(p, a.n_part - 1)) * 8;
+        mine[i] = Best{__ldcg(q), __float_as_int(__ldcg(q + 1))};
+        sums[i] = p < a.n_part ? __ldcg(q + 2) : 0.f;
         g = better(g, Best{__ldcg(q + 3), __float_as_int(__ldcg(q + 4))});
+        all = better(all, mine[i]);
     }
+    all = warp_best(all), g = warp_best(g);
     float sum = 0.f;
-    for (int p = 0; p < a.n_part; p++) {
-        const float *q = a.part + ((int64_t)row * a.n_part + p) * 8;
-        float mv = __ldcg(q);
-        if (mv > -INFINITY) sum += __ldcg(q + 2) * expf(mv - all.v);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (mine[i].v > -INFINITY) sum += sums[i] * expf(mine[i].v - all.v);
     }
+    sum = warp_sum(sum);
     int id = all.id;
     if (draw) id = g.id;
     if (filters && all.v > -INFINITY) id = draw_filtered(a, r, x, all.v, hist, tmp);
