@@ -27,8 +27,8 @@ typedef struct mx_template_vars {
     const json_t *tools;     // array or NULL (none)
     const json_t *documents; // array or NULL
     const json_t *extra;     // object: chat_template_kwargs, or NULL; may replace bos_token and
-                         // eos_token (untrusted then), but not messages, tools, documents or
-                         // add_generation_prompt (INVALID)
+                             // eos_token (untrusted then), but not messages, tools, documents or
+                             // add_generation_prompt (INVALID)
     bool add_generation_prompt;
     const char *bos_token, *eos_token; // NULL = undefined
     double now_s;                      // for strftime_now; 0 = the present

@@ -167,8 +167,8 @@ static int by_value(const void *a, const void *b) {
 
 int main(int argc, char **argv) {
     const char *isa = argc > 1 ? argv[1] : "avx512", *model = argc > 2 ? argv[2] : "smollm2";
-    if (argc > 3) n_tok = atoi(argv[3]);
-    if (argc > 4) n_threads = atoi(argv[4]);
+    if (argc > 3) n_tok = (int)strtol(argv[3], NULL, 10);
+    if (argc > 4) n_threads = (int)strtol(argv[4], NULL, 10);
     if (argc > 5) only = argv[5];
     k = &cpu_kernels_scalar;
     if (!strcmp(isa, "avx2")) k = &cpu_kernels_avx2;
