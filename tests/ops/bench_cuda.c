@@ -657,7 +657,20 @@ static void bench_load(void) {
         best = MX_MIN(best, mx_now_s() - t0);
     }
     cuda_d.cuMemFree(d), cuda_d.cuMemFreeHost(pin);
-    double rate = (double)((size_t)256 << 20) / best * 1e-9;
+    double rate = (double)((size_t)256 << 20) / best * 1e-9, t1 = mx_now_s();
+    CUdeviceptr many[64];
+    for (int i = 0; i < 64; i++) CHECK(cuda_d.cuMemAlloc(&many[i], n / 64) == CUDA_SUCCESS);
+    t1 = mx_now_s() - t1;
+    for (int i = 0; i < 64; i++) cuda_d.cuMemFree(many[i]);
+    double t2 = mx_now_s();
+    CHECK(cuda_d.cuMemAlloc(&d, n) == CUDA_SUCCESS);
+    must(cuda_copy_in(cb, d, data, n, &e), &e);
+    cuda_d.cuStreamSynchronize(cb->copy);
+    t2 = mx_now_s() - t2;
+    cuda_ring_close(cb);
+    cuda_d.cuMemFree(d);
+    printf("load: 64 allocations %.1f ms; one piece without packing %.1f GB/s\n", t1 * 1e3,
+           (double)n / t2 * 1e-9);
     for (int pinned = 1; pinned >= 0; pinned--) {
         cb->count.pinned = pinned;
         mx_tensor t[64];

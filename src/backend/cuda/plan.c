@@ -13,9 +13,14 @@
 typedef struct cuda_plan {
     cuda_list list;
     int32_t *seg_first;  // (n_segs + 1) first item of each segment
-    CUgraphExec *graphs; // (n_segs) or NULL: launched one by one
-    int32_t n_segs;
+    CUgraphExec *graphs; // NULL: launched one by one
+    int32_t *seg_graph;  // (n_segs + 1) first graph of each segment
+    int32_t n_segs, n_graphs;
 } cuda_plan;
+
+// A command buffer is launched as graphs of at most this many kernels, without a wait between: on
+// an H200 a chain of 3,200 kernels takes 3.02 ms as one graph, 2.78 ms as 32.
+enum { GRAPH_KERNELS = 100 };
 
 mx_status cuda_run_item(cuda_backend *b, const cuda_item *it, const uint8_t *blob, bool overlap,
                         mx_err *err) {
@@ -105,20 +110,21 @@ static mx_status resolve(cuda_backend *b, cuda_list *l, mx_err *err) {
     return MX_OK;
 }
 
-static mx_status run_items(cuda_backend *b, const cuda_plan *p, int32_t seg, mx_err *err) {
-    for (int32_t i = p->seg_first[seg]; i < p->seg_first[seg + 1]; i++) {
+static mx_status run_items(cuda_backend *b, const cuda_plan *p, int32_t first, int32_t end,
+                           mx_err *err) {
+    for (int32_t i = first; i < end; i++) {
         const cuda_item *it = &p->list.items[i];
-        bool overlap = i > p->seg_first[seg] && p->list.items[i - 1].kind == CUDA_ITEM_KERNEL;
+        bool overlap = i > first && p->list.items[i - 1].kind == CUDA_ITEM_KERNEL;
         MX_TRY(cuda_run_item(b, it, p->list.blob, overlap, err));
     }
     return MX_OK;
 }
 
-static mx_status make_graph(cuda_backend *b, const cuda_plan *p, int32_t seg, CUgraphExec *out,
-                            mx_err *err) {
+static mx_status make_graph(cuda_backend *b, const cuda_plan *p, int32_t first, int32_t end,
+                            CUgraphExec *out, mx_err *err) {
     CUgraph g = NULL;
     CUDA_TRY(cuda_d.cuStreamBeginCapture(b->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), err);
-    mx_status s = run_items(b, p, seg, err);
+    mx_status s = run_items(b, p, first, end, err);
     CUresult r = cuda_d.cuStreamEndCapture(b->stream, &g);
     if (s == MX_OK) s = cuda_check(r, err, "graph capture");
     if (s == MX_OK) s = cuda_check(cuda_d.cuGraphInstantiateWithFlags(out, g, 0), err, "graph");
@@ -126,6 +132,24 @@ static mx_status make_graph(cuda_backend *b, const cuda_plan *p, int32_t seg, CU
     MX_TRY(s);
     b->count.graphs_made++;
     return cuda_check(cuda_d.cuGraphUpload(*out, b->stream), err, "graph upload");
+}
+
+static mx_status make_graphs(cuda_backend *b, cuda_plan *p, mx_err *err) {
+    int32_t most = p->list.n_items / GRAPH_KERNELS + p->n_segs;
+    p->graphs = mx_calloc((size_t)most, sizeof(*p->graphs));
+    p->seg_graph = mx_calloc((size_t)p->n_segs + 1, sizeof(*p->seg_graph));
+    for (int32_t s = 0; s < p->n_segs; s++) {
+        p->seg_graph[s] = p->n_graphs;
+        int32_t end = p->seg_first[s + 1];
+        for (int32_t i = p->seg_first[s]; i < end; i += GRAPH_KERNELS) {
+            CHECK(p->n_graphs < most);
+            int32_t to = MX_MIN(i + GRAPH_KERNELS, end);
+            MX_TRY(make_graph(b, p, i, to, &p->graphs[p->n_graphs], err));
+            p->n_graphs++;
+        }
+    }
+    p->seg_graph[p->n_segs] = p->n_graphs;
+    return MX_OK;
 }
 
 static mx_status plan_build(cuda_backend *b, const mx_plan *plan, CUdeviceptr arena, cuda_plan *p,
@@ -137,12 +161,7 @@ static mx_status plan_build(cuda_backend *b, const mx_plan *plan, CUdeviceptr ar
     lower_all(b, plan, arena, p);
     MX_TRY(resolve(b, l, err));
     if (plan->phase == MX_PHASE_PREFILL || !b->graphs) return MX_OK;
-    p->graphs = mx_calloc((size_t)plan->n_segs, sizeof(*p->graphs));
-    for (int32_t s = 0; s < plan->n_segs; s++) {
-        if (p->seg_first[s] == p->seg_first[s + 1]) continue;
-        MX_TRY(make_graph(b, p, s, &p->graphs[s], err));
-    }
-    return MX_OK;
+    return make_graphs(b, p, err);
 }
 
 mx_status cuda_plan_make(mx_backend *base, mx_plan *plan, mx_buffer *arena, mx_err *err) {
@@ -166,10 +185,9 @@ void cuda_plan_free(mx_backend *base, mx_plan *plan) {
     if (!p) return;
     cuda_use(cuda_of(base));
     if (p->graphs) cuda_d.cuStreamSynchronize(cuda_of(base)->stream);
-    for (int32_t s = 0; p->graphs && s < p->n_segs; s++) {
-        if (p->graphs[s]) cuda_d.cuGraphExecDestroy(p->graphs[s]);
-    }
+    for (int32_t i = 0; i < p->n_graphs; i++) cuda_d.cuGraphExecDestroy(p->graphs[i]);
     mx_free(p->graphs);
+    mx_free(p->seg_graph);
     mx_free(p->seg_first);
     mx_free(p->list.items);
     mx_free(p->list.blob);
@@ -220,10 +238,10 @@ mx_status cuda_step_init(mx_backend *base, const mx_step_caps *caps, mx_step_io 
 static mx_status run_plan(cuda_backend *b, const cuda_plan *p, mx_err *err) {
     for (int32_t s = 0; s < p->n_segs; s++) {
         b->count.boundaries++;
-        if (!p->graphs) {
-            MX_TRY(run_items(b, p, s, err));
-        } else if (p->graphs[s]) {
-            CUDA_TRY(cuda_d.cuGraphLaunch(p->graphs[s], b->stream), err);
+        if (!p->graphs) MX_TRY(run_items(b, p, p->seg_first[s], p->seg_first[s + 1], err));
+        for (int32_t i = p->graphs ? p->seg_graph[s] : 0; p->graphs && i < p->seg_graph[s + 1];
+             i++) {
+            CUDA_TRY(cuda_d.cuGraphLaunch(p->graphs[i], b->stream), err);
             b->count.graph_launches++;
         }
         if (b->wait_buffers) CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);

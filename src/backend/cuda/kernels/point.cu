@@ -105,7 +105,19 @@ ENTRY __launch_bounds__(128) rope_kv(PAR const k_rope a) {
                             a.head_dim;
     uint8_t *state = is_v ? a.vs : a.ks;
     // 128 columns at a time, all of their inputs asked for together
+    float cos4[4], sin4[4];
+    auto angles = [&](int d0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int d = d0 + i * 32 + lane;
+            bool turn = rot && d < a.n_rot;
+            int k = a.interleaved ? d >> 1 : (d < half ? d : d - half);
+            cos4[i] = turn ? ldx(cs + k) : 1.f;
+            sin4[i] = turn ? ldx(cs + half + k) : 0.f;
+        }
+    };
     float ssq = 0.f;
+    angles(0);
     for (int d0 = 0; d0 < a.head_dim; d0 += 128) {
         float v[4];
 #pragma unroll
@@ -123,25 +135,16 @@ ENTRY __launch_bounds__(128) rope_kv(PAR const k_rope a) {
     float r = nw ? 1.f / sqrtf(warp_sum(ssq) / (float)a.head_dim + a.eps) : 1.f;
     __syncwarp();
     for (int d0 = 0; d0 < a.head_dim; d0 += 128) {
-        float c[4], s[4], w[4], wo[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int d = d0 + i * 32 + lane;
-            bool in = d < a.head_dim, turn = in && rot && d < a.n_rot;
-            int k = a.interleaved ? d >> 1 : (d < half ? d : d - half);
-            int other = a.interleaved ? d ^ 1 : (d >= half ? d - half : d + half);
-            c[i] = turn ? ldx(cs + k) : 1.f;
-            s[i] = turn ? ldx(cs + half + k) : 0.f;
-            w[i] = in && nw ? nw[d] * r : 1.f;
-            wo[i] = turn ? (nw ? nw[other] * r : 1.f) * sh[warp][other] : 0.f;
-        }
+        if (d0) angles(d0);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int d = d0 + i * 32 + lane;
             if (d >= a.head_dim) continue;
-            bool second = a.interleaved ? d & 1 : d >= half;
-            float v = sh[warp][d] * w[i];
-            v = fmaf(v, c[i], second ? wo[i] * s[i] : -wo[i] * s[i]);
+            bool turn = rot && d < a.n_rot, second = a.interleaved ? d & 1 : d >= half;
+            int other = a.interleaved ? d ^ 1 : (d >= half ? d - half : d + half);
+            float o = turn ? (nw ? nw[other] * r : 1.f) * sh[warp][other] : 0.f;
+            float v = sh[warp][d] * (nw ? nw[d] * r : 1.f);
+            v = fmaf(v, cos4[i], second ? o * sin4[i] : -o * sin4[i]);
             if (is_q) {
                 a.y[at + d] = v;
             } else {
