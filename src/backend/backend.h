@@ -81,6 +81,11 @@ typedef struct mx_backend_ops {
     // the slot's host block. With logits true, the logits rows too.
     mx_status (*wait)(mx_backend *b, mx_ticket t, bool block, bool logits, bool *done,
                       mx_run_stats *stats, mx_err *err);
+    // For measurements. Whether the host waits for the device after every command buffer (off at
+    // first). NULL: a step is complete when submit returns, there is nothing to wait for.
+    void (*wait_buffers)(mx_backend *b, bool on);
+    // Bytes a second that the device reads from its own memory, measured now. NULL: host memory.
+    mx_status (*read_rate)(mx_backend *b, double *bytes_per_s, mx_err *err);
     void (*close)(mx_backend *b);
 } mx_backend_ops;
 
