@@ -137,10 +137,21 @@ static mx_status check_id(const char *id, mx_err *err) {
                       id);
 }
 
-// "owner/name": a bare name gets the default owner. mx_free it.
-static char *full_id(const char *model) {
-    if (strchr(model, '/')) return mx_strdup(model);
-    return mx_path_join(mx_knob_text(MX_KNOB_DEFAULT_ORG), model);
+// Of a checked name, "owner/name": a bare one gets the default owner, which comes from outside too
+// and is checked as well. mx_free it.
+static mx_status full_id(const char *model, char **id, mx_err *err) {
+    *id = NULL;
+    if (strchr(model, '/')) {
+        *id = mx_strdup(model);
+        return MX_OK;
+    }
+    const char *owner = mx_knob_text(MX_KNOB_DEFAULT_ORG);
+    if (!valid_part(mx_str_of(owner))) {
+        return mx_err_set(err, MX_INVALID, "MLXCEL_DEFAULT_ORG=%.300s: not the name of an owner",
+                          owner);
+    }
+    *id = mx_path_join(owner, model);
+    return MX_OK;
 }
 
 // ---- The Hugging Face cache ----
@@ -229,9 +240,11 @@ static mx_status find_by_last_part(const char *models, const char *name, char **
 // A model's folder in the store: as named, or under the only owner that has the bare name.
 static mx_status find_in_store(const char *models, const char *model, char **folder,
                                mx_buf *searched, mx_err *err) {
-    char *id = full_id(model), *path = mx_path_join(models, id);
+    char *id, *path;
     mx_status st = MX_OK;
     *folder = NULL;
+    MX_TRY(full_id(model, &id, err));
+    path = mx_path_join(models, id);
     mx_buf_printf(searched, ", %s", path);
     if (is_model_folder(path)) {
         *folder = path;
@@ -259,11 +272,10 @@ static mx_status resolve_name(const char *model, const char *models, char **path
         folder = NULL;
         if (models) st = find_in_store(models, model, &folder, &searched, err);
     }
-    if (st == MX_OK && !folder) {
-        char *id = full_id(model);
-        folder = find_in_hub(id, &searched);
-        mx_free(id);
-    }
+    char *id = NULL;
+    if (st == MX_OK && !folder) st = full_id(model, &id, err);
+    if (st == MX_OK && !folder) folder = find_in_hub(id, &searched);
+    mx_free(id);
     if (st == MX_OK && !folder) {
         st = mx_err_set(err, MX_NOTFOUND, "%s: no such model; searched %s", model, searched.data);
     } else if (st == MX_OK && mx_path_is_dir(folder)) {
@@ -486,7 +498,8 @@ static mx_status remove_id(const char *models, const char *id, mx_err *err) {
 }
 
 static mx_status remove_named(const char *models, const char *repo_id, mx_err *err) {
-    char *id = full_id(repo_id);
+    char *id;
+    MX_TRY(full_id(repo_id, &id, err));
     mx_status st = remove_id(models, id, err);
     if (st == MX_NOTFOUND && !strchr(repo_id, '/')) {
         char *other;

@@ -265,6 +265,26 @@ static void remove_never_leaves_the_store(void **state) {
     assert_true(there("outside/precious/config.json"));
 }
 
+static void the_default_owner_is_a_name(void **state) {
+    (void)state;
+    mx_err err = {0};
+    put("outside/precious/model.gguf", "x");
+    put(".cache/mlxcel/models/a/b.gguf", "x");
+    static const char *const bad[] = {"..", "../../../outside", "/", "a/b", ".", "-a", "a b"};
+    for (size_t i = 0; i < MX_COUNT(bad); i++) {
+        setenv("MLXCEL_DEFAULT_ORG", bad[i], 1);
+        mx_knobs_reload();
+        assert_int_equal(mx_store_remove(NULL, "precious", &err), MX_INVALID);
+        assert_non_null(strstr(err.msg, "MLXCEL_DEFAULT_ORG"));
+        char *path;
+        assert_int_equal(mx_store_resolve("precious", NULL, &path, &err), MX_INVALID);
+        assert_null(path);
+    }
+    unsetenv("MLXCEL_DEFAULT_ORG");
+    mx_knobs_reload();
+    assert_true(there("outside/precious/model.gguf"));
+}
+
 static void hub_models_are_not_removed(void **state) {
     (void)state;
     mx_err err = {0};
@@ -283,7 +303,8 @@ int main(void) {
         CASE(folders_follow_the_environment), CASE(names_resolve_in_order),
         CASE(strange_names_are_refused),      CASE(newest_snapshot_of_the_hub_is_found),
         CASE(list_holds_store_and_hub),       CASE(remove_takes_folder_and_empty_owner),
-        CASE(remove_never_leaves_the_store),  CASE(hub_models_are_not_removed),
+        CASE(remove_never_leaves_the_store),  CASE(the_default_owner_is_a_name),
+        CASE(hub_models_are_not_removed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
