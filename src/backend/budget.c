@@ -148,6 +148,30 @@ void mx_budget_choose(const mx_budget_input *in, mx_budget out[MX_PHASES]) {
     apply_decode_mb(in, out);
 }
 
+// Values that mx_budget_choose passes over are reported.
+static void warn_of_malformed(const mx_budget_input *in) {
+    int32_t v;
+    int64_t x;
+    bool zero = in->env_min_ops && mx_parse_i64(in->env_min_ops, &x) && x == 0;
+    if (in->env_max_ops && !positive(in->env_max_ops, &v)) {
+        mx_knob_warn(MX_KNOB_MAX_OPS_PER_BUFFER);
+    }
+    if (in->env_max_mb && !positive(in->env_max_mb, &v)) mx_knob_warn(MX_KNOB_MAX_MB_PER_BUFFER);
+    if (in->env_decode_mb && !is_off(in->env_decode_mb) && !positive(in->env_decode_mb, &v)) {
+        mx_knob_warn(MX_KNOB_DECODE_MB_PER_BUFFER);
+    }
+    if (in->env_min_ops && !zero && !positive(in->env_min_ops, &v)) {
+        mx_knob_warn(MX_KNOB_MIN_OPS_PER_BUFFER);
+    }
+    if (in->env_accounting && strcasecmp(in->env_accounting, "bytes") != 0 &&
+        strcasecmp(in->env_accounting, "elements") != 0) {
+        mx_knob_warn(MX_KNOB_BUFFER_ACCOUNTING);
+    }
+    if (in->env_defaults && strcasecmp(in->env_defaults, "mlx") != 0) {
+        mx_knob_warn(MX_KNOB_BUFFER_DEFAULTS);
+    }
+}
+
 void mx_budget_input_env(mx_budget_input *in) {
     in->env_max_ops = mx_knob_raw(MX_KNOB_MAX_OPS_PER_BUFFER);
     in->env_max_mb = mx_knob_raw(MX_KNOB_MAX_MB_PER_BUFFER);
@@ -155,4 +179,5 @@ void mx_budget_input_env(mx_budget_input *in) {
     in->env_min_ops = mx_knob_raw(MX_KNOB_MIN_OPS_PER_BUFFER);
     in->env_accounting = mx_knob_raw(MX_KNOB_BUFFER_ACCOUNTING);
     in->env_defaults = mx_knob_raw(MX_KNOB_BUFFER_DEFAULTS);
+    warn_of_malformed(in);
 }

@@ -32,7 +32,7 @@ typedef struct mx_budget_input {
 } mx_budget_input;
 
 void mx_budget_choose(const mx_budget_input *in, mx_budget out[MX_PHASES]);
-// Fills the env_* fields from the knob table.
+// Fills the env_* fields from the knob table; warns of values that mean nothing.
 void mx_budget_input_env(mx_budget_input *in);
 
 #endif

@@ -48,7 +48,9 @@ void mx_knobs_reload(void) {
     pthread_mutex_unlock(&table.lock);
 }
 
-static void warn_bad(mx_knob k, const char *v) {
+void mx_knob_warn(mx_knob k) {
+    const char *v = value_of(k);
+    CHECK(v != NULL);
     pthread_mutex_lock(&table.lock);
     bool first = !table.warned[k];
     table.warned[k] = true;
@@ -87,16 +89,16 @@ const char *mx_knob_text(mx_knob k) {
 int64_t mx_knob_int(mx_knob k, int64_t if_unset) {
     int64_t x;
     const char *v = mx_knob_raw(k);
-    if (v && mx_parse_i64(v, &x)) return x;
-    if (v) warn_bad(k, v);
+    if (v && mx_parse_i64(v, &x) && x >= 0 && x <= INT32_MAX) return x;
+    if (v) mx_knob_warn(k);
     return mx_parse_i64(infos[k].dflt, &x) ? x : if_unset;
 }
 
 double mx_knob_float(mx_knob k) {
     double x;
     const char *v = mx_knob_raw(k);
-    if (v && mx_parse_f64(v, &x)) return x;
-    if (v) warn_bad(k, v);
+    if (v && mx_parse_f64(v, &x) && x > 0 && x <= 1e6) return x;
+    if (v) mx_knob_warn(k);
     return mx_parse_f64(infos[k].dflt, &x) ? x : 0.0;
 }
 
@@ -105,6 +107,6 @@ uint64_t mx_knob_size(mx_knob k, uint64_t if_unset) {
     const char *v = mx_knob_raw(k);
     if (v && (strcasecmp(v, "none") == 0 || strcmp(v, "0") == 0)) return if_unset;
     if (v && mx_parse_size(v, &x)) return x;
-    if (v) warn_bad(k, v);
+    if (v) mx_knob_warn(k);
     return mx_parse_size(infos[k].dflt, &x) ? x : if_unset;
 }

@@ -29,12 +29,15 @@ const mx_knob_info *mx_knob_info_get(mx_knob k);
 // The raw value, or NULL when unset or empty. Thread-safe.
 const char *mx_knob_raw(mx_knob k);
 bool mx_knob_is_set(mx_knob k);
-// The value, or the default of the table; a malformed value warns once and gives the default.
+// The value, or the default of the table; a malformed value warns once and gives the default. INT
+// is a count (0 to 2^31 - 1), FLOAT a factor (above 0, at most 10^6).
 bool mx_knob_flag(mx_knob k);
 const char *mx_knob_text(mx_knob k);              // never NULL
 int64_t mx_knob_int(mx_knob k, int64_t if_unset); // if_unset used when the table's default is empty
 double mx_knob_float(mx_knob k);
 uint64_t mx_knob_size(mx_knob k, uint64_t if_unset);
+// Says once that the knob's value is not valid, for readers that parse it themselves.
+void mx_knob_warn(mx_knob k);
 // For tests: forget what was read, so that setenv takes effect.
 void mx_knobs_reload(void);
 
