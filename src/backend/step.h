@@ -67,7 +67,7 @@ typedef struct mx_step_io {
     int32_t *counts; // [0] rows, [1] ranges, [2] outputs: true numbers of this step
     // results, one contiguous region
     int32_t *out_id;    // (max_out)
-    float *out_logprob; // (max_out) of the sampled token, before temperature
+    float *out_logprob; // (max_out) of the sampled token, before temperature; NaN: no finite logit
     float *logits;      // (max_out, n_vocab)
 } mx_step_io;
 

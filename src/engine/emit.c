@@ -100,19 +100,20 @@ static void mix_hash(uint64_t *h, const void *p, size_t n) {
     *h = mx_hash64(p, n, *h + 1);
 }
 
-// Fills one token with its log-probabilities when they were asked for.
-static void describe_token(mlxcel_engine *e, event_node *n, int32_t index, int32_t id,
+// Fills one token with its log-probabilities when they were asked for. False: the row has none.
+static bool describe_token(mlxcel_engine *e, event_node *n, int32_t index, int32_t id,
                            const float *logits, int32_t k) {
     mlxcel_token *t = &n->tokens[index];
     *t = (mlxcel_token){.id = id};
-    if (!logits || k < 0) return;
+    if (!logits || k < 0) return true;
     int32_t ids[128];
     float lp[128];
-    mx_logprobs(e->sampler, logits, id, &t->logprob, k, ids, lp);
+    bool any = mx_logprobs(e->sampler, logits, id, &t->logprob, k, ids, lp);
     mlxcel_top_logprob *top = n->tops + (size_t)index * (size_t)k;
     for (int32_t i = 0; i < k; i++) top[i] = (mlxcel_top_logprob){ids[i], lp[i]};
     t->top = top;
     t->n_top = k;
+    return any;
 }
 
 static void post_text(mlxcel_engine *e, eng_seq *s, int32_t id, const float *logits) {
@@ -122,7 +123,7 @@ static void post_text(mlxcel_engine *e, eng_seq *s, int32_t id, const float *log
     n->cap_tokens = 1;
     n->tokens = mx_calloc(1, sizeof *n->tokens);
     n->tops = k > 0 ? mx_calloc((size_t)k, sizeof *n->tops) : NULL;
-    describe_token(e, n, 0, id, logits, k);
+    describe_token(e, n, 0, id, logits, k); // chosen from the row, which has logits
     n->ev.n_tokens = 1;
     mx_buf_add(&n->text, s->text.data, s->text.n);
     request_post(r, n);
@@ -214,6 +215,11 @@ void seq_accept(mlxcel_engine *e, eng_seq *s, int32_t id, const float *logits) {
     }
 }
 
+void seq_fail_row(mlxcel_engine *e, eng_seq *s, int32_t pos) {
+    mx_err_set(&s->req->err, MX_INTERNAL, "no finite logit at position %d", pos);
+    seq_finish(e, s, MLXCEL_FINISH_ERROR, NULL);
+}
+
 void seq_score(mlxcel_engine *e, eng_seq *s, int32_t first_pos, int32_t n, const float *logits) {
     mlxcel_request *r = s->req;
     int32_t k = MX_MAX(r->p.n_logprobs, 0);
@@ -223,11 +229,15 @@ void seq_score(mlxcel_engine *e, eng_seq *s, int32_t first_pos, int32_t n, const
     size_t count = (size_t)(last - first_pos);
     ev->tokens = mx_calloc(count, sizeof *ev->tokens);
     ev->tops = k > 0 ? mx_calloc(count * (size_t)k, sizeof *ev->tops) : NULL;
-    for (size_t i = 0; i < count; i++) {
+    bool any = true;
+    size_t i = 0;
+    for (; any && i < count; i++) {
         const float *row = logits + i * (size_t)e->info.n_vocab;
         if (r->p.hash_logits) mix_hash(&s->logit_hash, row, (size_t)e->info.n_vocab * sizeof *row);
-        describe_token(e, ev, (int32_t)i, s->tokens[first_pos + (int32_t)i + 1], row, k);
+        any = describe_token(e, ev, (int32_t)i, s->tokens[first_pos + (int32_t)i + 1], row, k);
     }
-    ev->ev.n_tokens = (int32_t)count;
+    if (!any) i--;
+    ev->ev.n_tokens = (int32_t)i;
     request_post(r, ev);
+    if (!any) seq_fail_row(e, s, first_pos + (int32_t)i);
 }

@@ -174,6 +174,8 @@ void seq_close(mlxcel_engine *e, eng_seq *s);
 // Takes the token sampled after all of s->tokens ran. logits may be NULL when nothing needs them.
 void seq_accept(mlxcel_engine *e, eng_seq *s, int32_t id, const float *logits);
 void seq_finish(mlxcel_engine *e, eng_seq *s, mlxcel_finish f, const char *stop_word);
+// Ends the sequence with an error: the model said nothing at this position.
+void seq_fail_row(mlxcel_engine *e, eng_seq *s, int32_t pos);
 void seq_score(mlxcel_engine *e, eng_seq *s, int32_t first_pos, int32_t n, const float *logits);
 bool seq_needs_host(const eng_seq *s); // its token is chosen on the host
 

@@ -167,6 +167,9 @@ static mx_status copy_params(mlxcel_request *r, const mlxcel_request_params *p, 
         if (!p->stops[i] || !p->stops[i][0]) {
             return mx_err_set(err, MX_INVALID, "stop string %zu is empty", i);
         }
+        if (!mx_utf8_valid(mx_str_of(p->stops[i]))) { // it would end the text within a character
+            return mx_err_set(err, MX_INVALID, "stop string %zu is not valid UTF-8", i);
+        }
         r->stops[i] = mx_strdup(p->stops[i]);
     }
     r->p.stops = (const char *const *)r->stops;

@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 
+#include <math.h>
 #include <string.h>
 
 // Outputs that a pick wants: every row of a score request, else the last row once all known tokens
@@ -222,6 +223,8 @@ static void finish_row(mlxcel_engine *e, const flight *f, const flight_row *row)
         if (s->n_past >= s->n_prompt) seq_finish(e, s, MLXCEL_FINISH_LENGTH, NULL);
     } else if (row->n_out > 0 && row->host) {
         choose_on_host(e, s, logits);
+    } else if (row->n_out > 0 && isnan(io->out_logprob[row->out_row])) {
+        seq_fail_row(e, s, s->n_tokens - s->n_prompt); // the id is a placeholder
     } else if (row->n_out > 0) {
         seq_accept(e, s, io->out_id[row->out_row], NULL);
     } else if (s->n_past >= s->n_tokens) {

@@ -170,7 +170,7 @@ mx_status mx_sample(mx_sampler *s, const mx_sampling *p, const mx_sample_history
     return MX_OK;
 }
 
-void mx_logprobs(mx_sampler *s, const float *logits, int32_t id, float *lp, int32_t k,
+bool mx_logprobs(mx_sampler *s, const float *logits, int32_t id, float *lp, int32_t k,
                  int32_t *top_ids, float *top_lp) {
     CHECK(id >= 0 && id < s->n_vocab && k >= 0);
     bool any = sample_load(s, logits);
@@ -190,4 +190,5 @@ void mx_logprobs(mx_sampler *s, const float *logits, int32_t id, float *lp, int3
         top_ids[i] = i < m ? s->item[i].id : -1;
         top_lp[i] = i < m ? (float)(-s->item[i].key - max - log_sum) : -INFINITY;
     }
+    return any;
 }

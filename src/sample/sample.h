@@ -67,7 +67,8 @@ mx_status mx_sample(mx_sampler *s, const mx_sampling *p, const mx_sample_history
 
 // log softmax of the unmodified row: logprob of id, and the k most likely in falling order (ties by
 // id). top_ids, top_lp: (k); places beyond the row's finite logits are filled with -1 and -inf.
-void mx_logprobs(mx_sampler *s, const float *logits, int32_t id, float *lp, int32_t k,
+// False when no logit of the row is finite.
+bool mx_logprobs(mx_sampler *s, const float *logits, int32_t id, float *lp, int32_t k,
                  int32_t *top_ids, float *top_lp);
 
 // Counter-based uniform numbers in [0, 1), Philox-4x32-10 (Salmon et al., SC'11) keyed by seed.
