@@ -4,6 +4,8 @@
 
 #include "base/str.h"
 
+#include <pthread.h>
+
 // Read-only mapping of a whole file. data is NULL only for an empty file.
 typedef struct mx_file {
     const unsigned char *data;
@@ -32,6 +34,9 @@ mx_status mx_mkdirs(const char *path, mx_err *err); // like mkdir -p, mode 0755
 char *mx_path_join(const char *dir, const char *name);
 // Sorted names in a folder (without . and ..); the array and the names are one mx_free block.
 mx_status mx_list_dir(const char *path, char ***names, size_t *n, mx_err *err);
+
+// pthread_create with a stack of our own size, whatever `ulimit -s` is. 0 or an errno.
+int mx_thread_start(pthread_t *out, void *(*fn)(void *), void *arg);
 
 double mx_now_s(void);  // monotonic
 double mx_wall_s(void); // since 1970

@@ -86,7 +86,7 @@ double cli_read_rate(uint64_t n_bytes, int n_threads) {
     pthread_barrier_init(&r.end, NULL, (unsigned)r.n_threads);
     for (size_t i = 0; i < r.n_threads; i++) {
         workers[i] = (rate_worker){.run = &r, .index = i};
-        if (i > 0) CHECK(pthread_create(&workers[i].thread, NULL, work, &workers[i]) == 0);
+        if (i > 0) CHECK(mx_thread_start(&workers[i].thread, work, &workers[i]) == 0);
     }
     double seconds = time_rounds(&r, workers);
     volatile uint64_t sink = 0;

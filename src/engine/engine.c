@@ -65,7 +65,7 @@ static mx_status wait_loaded(mlxcel_engine *e, mx_err *err) {
 static mx_status open_engine(mlxcel_engine *e, mx_err *err) {
     MX_TRY(mx_weights_open(&e->weights, e->model_path, err));
     e->weights_open = true;
-    if (pthread_create(&e->thread, NULL, engine_main, e) != 0) {
+    if (mx_thread_start(&e->thread, engine_main, e) != 0) {
         return mx_err_set(err, MX_INTERNAL, "cannot start the engine thread");
     }
     mx_status text = engine_load_text(e, err); // beside the weights

@@ -124,7 +124,7 @@ mx_status cpu_pool_open(cpu_pool **out, int n_threads, mx_err *err) {
         worker *w = &p->workers[i];
         w->pool = p;
         w->index = i;
-        int e = pthread_create(&w->thread, NULL, worker_main, w);
+        int e = mx_thread_start(&w->thread, worker_main, w);
         if (e) {
             stop_threads(p, i);
             mx_free_large(p, pool_bytes(n_threads));
