@@ -80,6 +80,13 @@ mx_status cli_read_all(const char *path, mx_buf *out, mx_err *err);
 
 // ---- session.c: models, requests ----
 
+// Values of JSON answers, new references. Text: what is no UTF-8 becomes U+FFFD. Number: null when
+// it is not finite.
+json_t *cli_json_text(const char *s);
+json_t *cli_json_number(double v);
+// 2 after saying so when the system message is not UTF-8.
+int cli_check_system(const cli_options *o);
+
 // MODEL argument to a path (mx_free it). On failure prints why and returns false.
 bool cli_resolve(const cli_options *o, const char *model, char **path);
 

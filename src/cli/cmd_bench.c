@@ -163,7 +163,7 @@ static void close_seqs(bench_seq *q, int32_t n) {
 
 // All at once. False on an error, which is in b->err.
 static bool run_seqs(bench *b, bench_seq *q, int32_t n) {
-    for (int32_t i = 1; i < n; i++) CHECK(pthread_create(&q[i].thread, NULL, run_seq, &q[i]) == 0);
+    for (int32_t i = 1; i < n; i++) CHECK(mx_thread_start(&q[i].thread, run_seq, &q[i]) == 0);
     run_seq(&q[0]);
     for (int32_t i = 1; i < n; i++) pthread_join(q[i].thread, NULL);
     for (int32_t i = 0; i < n; i++) {
@@ -363,11 +363,11 @@ static void print_json(const bench *b) {
     largest_cost(b, cost, sizeof cost);
     json_t *rows = json_array();
     for (int k = 0; k < b->n_rows; k++) json_array_append_new(rows, row_json(&b->rows[k]));
-    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:s, s:o, s:I, s:I, s:f, s:o}", "version",
-                          mlxcel_version(), "model", b->s.path, "format", i->format, "device",
-                          i->device, "arch", i->arch, "threads", i->n_threads, "kv", kv, "rows",
-                          rows, "bytes_per_token", (json_int_t)b->bytes_per_token, "peak_bytes",
-                          (json_int_t)b->after.peak_bytes, "buffers_per_token",
+    json_t *j = json_pack("{s:s, s:o, s:s, s:s, s:s, s:i, s:s, s:o, s:I, s:I, s:f, s:o}", "version",
+                          mlxcel_version(), "model", cli_json_text(b->s.path), "format", i->format,
+                          "device", i->device, "arch", i->arch, "threads", i->n_threads, "kv", kv,
+                          "rows", rows, "bytes_per_token", (json_int_t)b->bytes_per_token,
+                          "peak_bytes", (json_int_t)b->after.peak_bytes, "buffers_per_token",
                           buffers_per_token(b), "fallbacks", fallbacks_json(b));
     CHECK(j != NULL);
     bool roof = b->read_gb_s > 0;

@@ -73,13 +73,13 @@ static json_t *ids_json(const int32_t *ids, size_t n) {
 }
 
 static void print_json(const cli_session *s, const cli_prompt *p, const cli_reply *r) {
-    json_t *j = json_pack("{s:s, s:s%, s:o, s:o, s:s, s:I, s:o}", "model", s->path, "text",
-                          r->text.n ? r->text.data : "", r->text.n, "ids",
+    json_t *j = json_pack("{s:o, s:s%, s:o, s:o, s:s, s:I, s:o}", "model", cli_json_text(s->path),
+                          "text", r->text.n ? r->text.data : "", r->text.n, "ids",
                           ids_json(r->ids, r->n_ids), "prompt_ids", ids_json(p->ids, p->n_ids),
                           "finish_reason", mlxcel_finish_name(r->finish), "seed",
                           (json_int_t)r->seed, "timings", timings_json(&r->timings));
     CHECK(j != NULL);
-    if (r->stop_word) json_object_set_new(j, "stopping_word", json_string(r->stop_word));
+    if (r->stop_word) json_object_set_new(j, "stopping_word", cli_json_text(r->stop_word));
     char *text = json_dumps(j, JSON_COMPACT);
     cli_outs(text);
     cli_outs("\n");
@@ -154,7 +154,8 @@ int cli_generate(const cli_options *o) {
     if (o->estimate) return estimate_only(o);
     mx_buf text;
     mx_buf_init(&text, 256u << 20);
-    int code = read_prompt(o, &text);
+    int code = cli_check_system(o);
+    if (code == CLI_EXIT_OK) code = read_prompt(o, &text);
     cli_session s = {0};
     if (code == CLI_EXIT_OK)
         code = cli_session_open(&s, o, o->model, (mlxcel_params){0}, !o->quiet);

@@ -95,11 +95,11 @@ static json_t *types_json(const inspected *x) {
 static int inspect_json(const inspected *x) {
     json_t *towers = json_array();
     for (int32_t i = 0; i < x->info.n_towers; i++) {
-        json_array_append_new(towers, json_string(mx_model_tower(x->model, i)));
+        json_array_append_new(towers, cli_json_text(mx_model_tower(x->model, i)));
     }
-    return print_json(json_pack("{s:s, s:s, s:s, s:s, s:I, s:o, s:{s:i, s:o}, s:o, s:o}", "path",
-                                x->path, "family", x->info.family->name, "format", x->info.format,
-                                "quantization", x->estimate.quant, "n_params",
+    return print_json(json_pack("{s:o, s:s, s:s, s:s, s:I, s:o, s:{s:i, s:o}, s:o, s:o}", "path",
+                                cli_json_text(x->path), "family", x->info.family->name, "format",
+                                x->info.format, "quantization", x->estimate.quant, "n_params",
                                 (json_int_t)x->info.n_params, "config", config_json(x), "tensors",
                                 "count", (int)x->w->n_tensors, "by_type", types_json(x), "towers",
                                 towers, "memory", cli_estimate_json(&x->estimate)));
@@ -194,10 +194,11 @@ static int by_age(const void *a, const void *b) {
 static int list_json(const mx_store_entry *e, size_t n) {
     json_t *all = json_array();
     for (size_t i = 0; i < n; i++) {
-        json_array_append_new(all, json_pack("{s:s, s:I, s:s, s:I, s:b}", "repo_id", e[i].repo_id,
-                                             "size_bytes", (json_int_t)e[i].size_bytes, "path",
-                                             e[i].path, "modified", (json_int_t)e[i].modified,
-                                             "read_only", e[i].read_only));
+        json_array_append_new(
+            all,
+            json_pack("{s:o, s:I, s:o, s:I, s:b}", "repo_id", cli_json_text(e[i].repo_id),
+                      "size_bytes", (json_int_t)e[i].size_bytes, "path", cli_json_text(e[i].path),
+                      "modified", (json_int_t)e[i].modified, "read_only", e[i].read_only));
     }
     return print_json(all);
 }

@@ -96,8 +96,9 @@ static void print_result(const cli_options *o, const cli_session *s, size_t wind
     mx_buf_init(&b, 0);
     if (o->json) {
         json_t *j = json_pack(
-            "{s:s, s:f, s:f, s:f, s:f, s:I, s:I, s:i, s:f}", "model", s->path, "mean_nll", mean,
-            "nll_stderr", se, "perplexity", ppl, "stderr", ppl * se, "tokens", (json_int_t)x->n,
+            "{s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:i, s:f}", "model", cli_json_text(s->path),
+            "mean_nll", cli_json_number(mean), "nll_stderr", cli_json_number(se), "perplexity",
+            cli_json_number(ppl), "stderr", cli_json_number(ppl * se), "tokens", (json_int_t)x->n,
             "windows", (json_int_t)x->windows, "ctx_size", (int)window, "tok_s", n / x->seconds);
         char *text = json_dumps(j, JSON_COMPACT);
         mx_buf_printf(&b, "%s\n", text);

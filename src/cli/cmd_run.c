@@ -256,6 +256,7 @@ int cli_run(const cli_options *o) {
     if (!o->prompt && o->no_template) {
         return cli_usage(o, "--no-chat-template: a chat needs -p to be a text that is continued");
     }
+    if (cli_check_system(o) != CLI_EXIT_OK) return CLI_EXIT_USAGE;
     const char *model = o->positional ? o->positional : o->model ? o->model : default_model;
     chat c = {.o = o};
     int code = cli_session_open(&c.s, o, model, (mlxcel_params){0}, o->verbose);

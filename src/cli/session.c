@@ -7,6 +7,7 @@
 #include "base/os.h"
 #include "format/store.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -128,6 +129,25 @@ void cli_sampling(const cli_options *o, mlxcel_sampling *out) {
     out->ignore_eos = o->ignore_eos;
     out->bias = o->bias;
     out->n_bias = o->n_bias;
+}
+
+json_t *cli_json_text(const char *s) {
+    if (mx_utf8_valid(mx_str_of(s))) return json_string(s);
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    mx_buf_json(&b, mx_str_of(s));
+    json_t *j = json_loads(b.data, JSON_DECODE_ANY, NULL);
+    mx_buf_free(&b);
+    return j;
+}
+
+json_t *cli_json_number(double v) {
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+int cli_check_system(const cli_options *o) {
+    if (!o->system || mx_utf8_valid(mx_str_of(o->system))) return CLI_EXIT_OK;
+    return cli_usage(o, "--system: not valid UTF-8");
 }
 
 static int invalid(mlxcel_error *err, const char *what) {

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 // cmocka.h needs setjmp.h and stdarg.h
 #include <cmocka.h>
@@ -332,6 +333,118 @@ static void json_of_generate(void **state) {
     j = json_loads(p.out_text, 0, NULL);
     assert_int_equal(json_array_size(json_object_get(j, "prompt_ids")), 2);
     json_decref(j);
+}
+
+// A file's name is bytes: in JSON, what is no UTF-8 becomes U+FFFD.
+static void json_of_a_path_that_is_no_text(void **state) {
+    (void)state;
+    char *sub = mx_path_join(dir, "st\xff/o/m"), *odd = mx_path_join(sub, "odd\xfe.gguf"), *text;
+    char *models = mx_path_join(dir, "st\xff"), *file = mx_path_join(dir, "text");
+    size_t n;
+    mx_err err = {0};
+    assert_int_equal(mx_read_file(model, 1 << 26, &text, &n, &err), MX_OK);
+    assert_int_equal(mx_mkdirs(sub, &err), MX_OK);
+    ckpt_write_file(odd, text, n);
+    ckpt_write_file(file, "some text", 9);
+    static const char *const commands[] = {
+        "inspect --json %s", "generate -q --json -p x -n 1 -m %s", "perplexity --json -m %s -f %s",
+        "bench -o json -r 1 -p 1 -n 1 -m %s"};
+    for (size_t i = 0; i < MX_COUNT(commands); i++) {
+        run(&p, commands[i], odd, file);
+        expect(&p, 0, NULL, NULL);
+        json_t *j = json_loads(p.out_text, 0, NULL);
+        assert_non_null(j);
+        const char *path = json_string_value(json_object_get(j, i ? "model" : "path"));
+        assert_non_null(path);
+        assert_non_null(strstr(path, "odd\xef\xbf\xbd.gguf"));
+        json_decref(j);
+    }
+    run(&p, "list --json --models-dir %s", models);
+    json_t *j = json_loads(p.out_text, 0, NULL);
+    assert_int_equal(json_array_size(j), 1);
+    json_decref(j);
+    mx_free(text);
+    mx_free(file);
+    mx_free(models);
+    mx_free(odd);
+    mx_free(sub);
+}
+
+static void texts_that_are_no_utf8(void **state) {
+    (void)state;
+    run(&p, "run %s --system %s", chat_model, "\xff"); // a chat too
+    expect(&p, 2, "", "--system: not valid UTF-8");
+    run(&p, "generate -m %s -p x --system %s", chat_model, "\xff");
+    expect(&p, 2, "", "--system: not valid UTF-8");
+    run(&p, "generate -m %s -p x -n 3 --json --stop %s", model, "\xbd");
+    expect(&p, 2, "", "stop string 0 is not valid UTF-8");
+}
+
+// A model whose numbers overflow: an error at every way to ask it, not token 0 for ever.
+static void a_model_without_finite_logits(void **state) {
+    (void)state;
+    char *broken = mx_path_join(dir, "nan.gguf"), *file = mx_path_join(dir, "text"), *text;
+    size_t n;
+    mx_err err = {0};
+    assert_int_equal(mx_read_file(model, 1 << 26, &text, &n, &err), MX_OK);
+    memset(text + n - 64 * sizeof(float), 0xff, 64 * sizeof(float)); // the last norm's weights
+    ckpt_write_file(broken, text, n);
+    ckpt_write_file(file, "some text", 9);
+    run(&p, "generate -m %s -p x -n 3 -q", broken);
+    expect(&p, 1, "", "no finite logit at position 0");
+    run(&p, "generate -m %s -p x -n 3 -q -t 1", broken);
+    expect(&p, 1, "", "no finite logit at position 0");
+    run(&p, "perplexity -m %s -f %s", broken, file);
+    expect(&p, 1, "", "no finite logit at position 0");
+    start(&p, "perplexity -m %s --jsonl", broken);
+    say(&p, "{\"ids\":[1,2,3]}\n");
+    close_input(&p);
+    finish(&p);
+    expect(&p, 1, "{\"error\":\"no finite logit at position 0\"}\n", "1 lines");
+    mx_free(text);
+    mx_free(file);
+    mx_free(broken);
+}
+
+static void numbers_in_the_environment_have_ranges(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *value;
+    } bad[] = {
+        {"MLXCEL_PREFILL_CHUNK", "-1"},
+        {"MLXCEL_PREFILL_CHUNK", "4294967296"},
+        {"MLXCEL_THREADS", "-1"},
+        {"MLXCEL_HEADROOM_FACTOR", "-1"},
+        {"MLXCEL_HEADROOM_FACTOR", "1e300"},
+        {"MLXCEL_ACTIVATION_MULT", "-0.5"},
+        {"MLX_MAX_OPS_PER_BUFFER", "0"},
+        {"MLX_MAX_MB_PER_BUFFER", "x"},
+        {"MLXCEL_DECODE_MB_PER_BUFFER", "-1"},
+        {"MLXCEL_MIN_OPS_PER_BUFFER", "-1"},
+        {"MLXCEL_BUFFER_ACCOUNTING", "letters"},
+        {"MLXCEL_BUFFER_DEFAULTS", "theirs"},
+    };
+    for (size_t i = 0; i < MX_COUNT(bad); i++) {
+        env_name = bad[i].name, env_value = bad[i].value;
+        run(&p, "generate -m %s -p x -n 8 -q " FORCE_A, model);
+        char what[96];
+        snprintf(what, sizeof what, "%s=%s is not a valid value", bad[i].name, bad[i].value);
+        expect(&p, 0, FORCED, what);
+    }
+}
+
+static void a_small_stack_limit(void **state) {
+    (void)state;
+    struct rlimit old, small;
+    assert_int_equal(getrlimit(RLIMIT_STACK, &old), 0);
+    small = old;
+    small.rlim_cur = 128 << 10; // that of threads is not taken from it
+    setrlimit(RLIMIT_STACK, &small);
+    start(&p, "generate -m %s -p x -n 8 -q " FORCE_A, chat_model);
+    setrlimit(RLIMIT_STACK, &old);
+    close_input(&p);
+    finish(&p);
+    expect(&p, 0, FORCED, "");
 }
 
 static void json_of_inspect_and_estimate(void **state) {
@@ -685,6 +798,11 @@ int main(void) {
         cmocka_unit_test(output_that_nobody_reads),
         cmocka_unit_test(json_of_generate),
         cmocka_unit_test(json_of_inspect_and_estimate),
+        cmocka_unit_test(json_of_a_path_that_is_no_text),
+        cmocka_unit_test(texts_that_are_no_utf8),
+        cmocka_unit_test(a_model_without_finite_logits),
+        cmocka_unit_test(numbers_in_the_environment_have_ranges),
+        cmocka_unit_test(a_small_stack_limit),
         cmocka_unit_test(json_of_bench),
         cmocka_unit_test(tokenize_lines),
         cmocka_unit_test(template_lines),
