@@ -21,6 +21,7 @@ typedef enum cli_command_id {
     CLI_TEMPLATE,
     CLI_PERPLEXITY,
     CLI_BENCH,
+    CLI_PROFILE,
     CLI_HELP,
     CLI_COMMANDS
 } cli_command_id;
@@ -45,6 +46,11 @@ typedef struct cli_options {
     bool has_seed, help;
     bool json, quiet, verbose, yes, force, profile, estimate, no_template, ignore_eos;
     bool decode, jsonl, allow_fallback;
+    // profile, bench
+    int32_t chain;
+    bool launch_heavy, ops, ab;
+    const char **arms; // owned
+    size_t n_arms;
     // serve
     const char *host, *alias, *api_prefix, *api_key, *api_key_file, *cors_origins, *allowed_hosts;
     const char *ssl_key_file, *ssl_cert_file, *reasoning_format, *reasoning_alias, *template_kwargs;

@@ -36,7 +36,8 @@ const cli_command cli_commands[CLI_COMMANDS] = {
     [CLI_TOKENIZE] = {"tokenize", NULL, NULL, false, cli_tokenize,
         "texts to token ids and back, as JSON lines",
         "Reads {\"text\":...,\"add_special\":false,\"parse_special\":true}, writes\n"
-        "{\"ids\":[...]}. No weights are read."},
+        "{\"ids\":[...]}. No weights are read: a folder with only tokenizer.json and\n"
+        "tokenizer_config.json will do."},
     [CLI_TEMPLATE] = {"template", NULL, NULL, false, cli_template,
         "chat requests to prompts, as JSON lines",
         "Reads {\"messages\":[...]} with optional tools, documents, add_generation_prompt,\n"
@@ -49,6 +50,11 @@ const cli_command cli_commands[CLI_COMMANDS] = {
         "has one); every token after a window's first counts."},
     [CLI_BENCH] = {"bench", NULL, NULL, false, cli_bench,
         "measure prefill and decode against the machine's read rate", NULL},
+    [CLI_PROFILE] = {"profile", NULL, NULL, false, cli_profile,
+        "what a decoded token spends its time on, and what command buffers cost",
+        "With -m: milliseconds of attention, MLP, head and so on, each the slope of a step's time\n"
+        "over repeats of that part. --chain and --launch-heavy measure command buffers. Arms run\n"
+        "in turns, and one of them twice (the null arm). See docs/profile.md."},
     [CLI_HELP] = {"help", NULL, "COMMAND", false, help_command,
         "this text, or that of a command", NULL},
 };

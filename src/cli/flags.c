@@ -4,12 +4,13 @@
 
 #include <math.h>
 
-#define ON(c)   (1u << CLI_##c)
-#define TEXTUAL (ON(RUN) | ON(GENERATE))
-#define ENGINE  (TEXTUAL | ON(PERPLEXITY) | ON(BENCH))
-#define LOADS   (ENGINE | ON(SERVE) | ON(INSPECT) | ON(TOKENIZE) | ON(TEMPLATE))
-#define STORE   (LOADS | ON(LIST) | ON(RM))
-#define ALL     ((1u << CLI_COMMANDS) - 1)
+#define ON(c)    (1u << CLI_##c)
+#define TEXTUAL  (ON(RUN) | ON(GENERATE))
+#define MEASURES (ON(BENCH) | ON(PROFILE))
+#define ENGINE   (TEXTUAL | ON(PERPLEXITY) | MEASURES)
+#define LOADS    (ENGINE | ON(SERVE) | ON(INSPECT) | ON(TOKENIZE) | ON(TEMPLATE))
+#define STORE    (LOADS | ON(LIST) | ON(RM))
+#define ALL      ((1u << CLI_COMMANDS) - 1)
 
 // The field's offset; does not compile when the field is of another type than the row's kind.
 #define AT(type, f)                                                                                \

@@ -2,13 +2,9 @@
 // the text side (tokenizer, template, end ids), which runs beside it on the opener's thread.
 #include "engine/engine_int.h"
 
-#include "backend/cpu/cpu.h"
 #include "base/knobs.h"
 #include "base/mem.h"
-#if __has_include("backend/cuda/cuda.h")
-#include "backend/cuda/cuda.h"
-#define HAVE_CUDA_MODULE 1
-#endif
+#include "engine/device.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -65,37 +61,6 @@ mx_status engine_load_text(mlxcel_engine *e, mx_err *err) {
         mx_log(MX_LOG_WARN, "chat template: %s; chat needs another template", why.msg);
     }
     return MX_OK;
-}
-
-// ---- Device
-// --------------------------------------------------------------------------------------
-
-static mx_status open_cuda(mlxcel_engine *e, mx_err *err) {
-#ifdef HAVE_CUDA_MODULE
-    return mx_cuda_open(0, &e->backend, err);
-#else
-    (void)e;
-    return mx_err_set(err, MX_NOTFOUND, "this build has no CUDA backend");
-#endif
-}
-
-static mx_status open_device(mlxcel_engine *e, mx_err *err) {
-    const char *want = e->params.device ? e->params.device : mx_knob_text(MX_KNOB_DEVICE);
-    bool gpu = strcmp(want, "cuda") == 0 || strcmp(want, "gpu") == 0;
-    if (want[0] && !gpu && strcmp(want, "cpu") != 0) {
-        return mx_err_set(err, MX_INVALID, "device '%s': expected cpu, cuda or gpu", want);
-    }
-    if (gpu) {
-        mx_status st = open_cuda(e, err);
-        if (st != MX_OK) mx_err_prefix(err, "device %s", want);
-        return st;
-    }
-    if (!want[0]) {
-        mx_err why = {0};
-        if (open_cuda(e, &why) == MX_OK) return MX_OK;
-        mx_log(MX_LOG_INFO, "no GPU: %s; using the CPU", why.msg);
-    }
-    return mx_cpu_open(e->params.n_threads, &e->backend, err);
 }
 
 // ---- Sizes
@@ -268,7 +233,7 @@ static mx_status init_steps(mlxcel_engine *e, const mx_hparams *hp, mx_err *err)
 }
 
 mx_status engine_load(mlxcel_engine *e, mx_err *err) {
-    MX_TRY(open_device(e, err));
+    MX_TRY(mx_device_open(e->params.device, e->params.n_threads, &e->backend, err));
     const char *how = mx_knob_text(MX_KNOB_WEIGHT_MATERIALIZATION);
     if (strcmp(how, "lazy") == 0)
         e->params.lazy_weights = true;

@@ -16,11 +16,11 @@ typedef struct mx_store_entry {
 char *mx_cache_dir(void);
 char *mx_models_dir(void); // MLXCEL_MODELS_DIR or <cache>/models
 
-// Resolves a MODEL argument in this order: synthetic:NAME (itself); an existing path (file or folder); ./models/<name>; the
-// store (<models>/<owner>/<name>, a folder that holds config.json or exactly one .gguf file, which
-// is then the result); the Hugging Face cache (newest snapshot). A bare name means
-// MLXCEL_DEFAULT_ORG/<name>; a bare name is also matched against the store's unique entry with that
-// last part. models_dir NULL = mx_models_dir(). *path is mx_free'd by the caller.
+// Resolves a MODEL argument in this order: synthetic:NAME (itself); an existing path (file or
+// folder); ./models/<name>; the store (<models>/<owner>/<name>, a folder that holds config.json or
+// exactly one .gguf file, which is then the result); the Hugging Face cache (newest snapshot). A
+// bare name means MLXCEL_DEFAULT_ORG/<name>; a bare name is also matched against the store's unique
+// entry with that last part. models_dir NULL = mx_models_dir(). *path is mx_free'd by the caller.
 // Errors: NOTFOUND, naming every place that was searched; INVALID for a URL or an ambiguous name.
 mx_status mx_store_resolve(const char *model, const char *models_dir, char **path, mx_err *err);
 

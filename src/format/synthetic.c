@@ -30,6 +30,7 @@ typedef struct geometry {
 static const geometry geometries[] = {
     {"tiny", "llama", 4, 256, 512, 4, 2, 64, 512, 2048, 1e4, 1e-5, 0, 0, TIED},
     {"tiny-qwen3", "qwen3", 2, 256, 512, 4, 2, 128, 512, 2048, 1e6, 1e-6, 0, 0, QK_NORMS},
+    {"launch-heavy", "llama", 45, 256, 256, 4, 1, 64, 1024, 32768, 1e4, 1e-5, 0, 0, TIED},
     {"smollm2-135m", "llama", 30, 576, 1536, 9, 3, 64, 49152, 8192, 1e5, 1e-5, 0, 0, TIED},
     {"llama-3.2-1b", "llama", 16, 2048, 8192, 32, 8, 64, 128256, 131072, 5e5, 1e-5, 32, 0, TIED},
     {"llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128, 128256, 131072, 5e5, 1e-5, 8, 0, 0},

@@ -91,9 +91,10 @@ typedef struct mx_weights {
 // Opens a GGUF file, a folder with config.json and *.safetensors (shards are found by listing the
 // folder: model*.safetensors, or every one when there is none of that name; a stale index file is
 // reported at debug level and not trusted; a hole in numbered shards is an error), or one
-// .safetensors file beside its config.json, or makes "synthetic:NAME". Every count, length, offset and product is checked
-// before memory is allocated or a byte is read. Errors: NOTFOUND, IO, FORMAT (what and where: file,
-// tensor or key), UNSUPPORTED (a tensor type by name, an endianness, a version), TOOLARGE.
+// .safetensors file beside its config.json, or makes "synthetic:NAME". Every count, length, offset
+// and product is checked before memory is allocated or a byte is read. Errors: NOTFOUND, IO, FORMAT
+// (what and where: file, tensor or key), UNSUPPORTED (a tensor type by name, an endianness, a
+// version), TOOLARGE.
 mx_status mx_weights_open(mx_weights *w, const char *path, mx_err *err);
 void mx_weights_close(mx_weights *w);
 
