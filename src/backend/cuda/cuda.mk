@@ -17,7 +17,8 @@ OBJ        += $(B)/obj/src/backend/cuda/images.o
 $(B)/obj/src/backend/cuda/%.o $(B)/tests/ops/bench_cuda: CFLAGS += $(CUDA_INC)
 $(CUDA_DIR)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.cuh) src/backend/cuda/kargs.h
 	@mkdir -p $(dir $@)
-	$(NVCC) -std=c++17 -O3 $(CUDA_GEN) -fatbin -o $@ $<
+	$(if $(V),,@echo "  NVCC  $<")
+	$(Q)$(NVCC) -std=c++17 -O3 $(CUDA_GEN) -fatbin -o $@ $<
 # One assembly file: the images, a table of them, and the list of architectures.
 $(B)/gen/cuda/images.S: $(CUDA_FAT)
 	@mkdir -p $(dir $@)
@@ -35,7 +36,7 @@ $(B)/obj/src/backend/cuda/images.o: $(B)/gen/cuda/images.S
 	$(CC) -c -o $@ $<
 else
 OBJ        := $(filter-out $(B)/obj/src/backend/cuda/%.o,$(OBJ)) $(B)/obj/src/backend/cuda/stub/none.o
-$(info no nvcc: the program is built without CUDA)
+$(if $(filter 0,$(MAKELEVEL)),$(info no nvcc: the program is built without CUDA))
 endif
 endif
 
