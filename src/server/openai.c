@@ -241,11 +241,29 @@ static size_t count_chars(mx_str s) {
     return n;
 }
 
+// A token's text; of one that is not UTF-8 its bytes, as "bytes:\\xe4", so that two such differ.
+static void put_piece(mx_buf *b, mx_str s) {
+    if (mx_utf8_valid(s)) {
+        mx_buf_json(b, s);
+        return;
+    }
+    mx_buf_puts(b, "\"bytes:");
+    for (size_t i = 0; i < s.n; i++) mx_buf_printf(b, "\\\\x%02x", (unsigned char)s.p[i]);
+    mx_buf_putc(b, '"');
+}
+
+static bool same_before(gen_choice *c, const mlxcel_token *t, int32_t i) {
+    for (int32_t k = 0; k < i; k++) {
+        if (mx_str_eq(piece_of(c, t->top[k].id), piece_of(c, t->top[i].id))) return true;
+    }
+    return false;
+}
+
 // /v1/completions: parallel lists; n_top < 0 is the first token of a prompt, which has no value.
 static void add_lists(gen_choice *c, const mlxcel_token *t) {
     mx_str s = piece_of(c, t->id);
     comma(&c->probs);
-    mx_buf_json(&c->probs, s);
+    put_piece(&c->probs, s);
     comma(&c->offsets);
     mx_buf_printf(&c->offsets, "%zu", c->n_chars);
     c->n_chars += count_chars(s);
@@ -259,8 +277,9 @@ static void add_lists(gen_choice *c, const mlxcel_token *t) {
     put_logprob(&c->values, t->logprob);
     mx_buf_putc(&c->tops, '{');
     for (int32_t i = 0; i < t->n_top; i++) {
+        if (same_before(c, t, i)) continue;
         if (i) mx_buf_putc(&c->tops, ',');
-        mx_buf_json(&c->tops, piece_of(c, t->top[i].id));
+        put_piece(&c->tops, piece_of(c, t->top[i].id));
         mx_buf_putc(&c->tops, ':');
         put_logprob(&c->tops, t->top[i].logprob);
     }

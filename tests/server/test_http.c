@@ -1,0 +1,659 @@
+// The server as a client meets it: routes, refusals, limits, keys, fields and lengths. The model is
+// a script (support/script_model.h), so what it says is known.
+#include "support/http_client.h"
+#include "support/script_model.h"
+
+static char *dir, *model;
+static server main_server;
+#define S (&main_server)
+
+static const char chat_template[] =
+    "{% for m in messages %}{% if m.role == 'system' and m.content == 'raise' %}"
+    "{{ raise_exception('no such system message') }}{% endif %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}{% endfor %}";
+
+static const script scripts[] = {
+    {'A', "Hello " SCRIPT_CUT "wor" SCRIPT_CUT "ld!"},
+};
+
+static int set_up(void **state) {
+    (void)state;
+    dir = ckpt_temp_dir();
+    model = mx_path_join(dir, "script.gguf");
+    script_write(model, scripts, MX_COUNT(scripts), 256, chat_template);
+    setenv("HOME", dir, 1);
+    setenv("MLXCEL_DEVICE", "cpu", 1);
+    setenv("MLXCEL_THREADS", "1", 1);
+    unsetenv("MLXCEL_LOG");
+    unsetenv("LLAMA_API_KEY");
+    server_start(S, dir, model, "--metrics --max-body 1M");
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    server_stop(S);
+    mx_free(model);
+    ckpt_remove_dir(dir);
+    return 0;
+}
+
+// ---- Routes ----
+
+static void routes_answer(void **state) {
+    (void)state;
+    json_t *v = get_json(S, "/health", 200);
+    assert_string_equal(text_at(v, "status"), "ok");
+    json_decref(v);
+    v = get_json(S, "/v1/models", 200);
+    assert_string_equal(text_at(v, "data/0/id"), "script");
+    json_decref(v);
+    v = get_json(S, "/v1/models/script", 200);
+    assert_string_equal(text_at(v, "object"), "model");
+    json_decref(v);
+    v = get_json(S, "/props", 200);
+    assert_string_equal(text_at(v, "decode_path"), "native batched forward");
+    json_decref(v);
+    v = get_json(S, "/slots", 200);
+    assert_int_equal(json_array_size(v), 4);
+    json_decref(v);
+    v = get_json(S, "/v1/cache/stats", 200);
+    assert_true(json_is_true(at(v, "enabled")));
+    json_decref(v);
+    v = post_json(S, "/v1/cache/reset", "", 200);
+    json_decref(v);
+    v = get_json(S, "/openapi.json", 200);
+    assert_string_equal(text_at(v, "openapi"), "3.1.0");
+    json_decref(v);
+    reply r = get(S, "/");
+    assert_int_equal(r.status, 200);
+    assert_non_null(strstr(r.body.data, "<!doctype html>"));
+    reply_free(&r);
+    r = get(S, "/metrics");
+    assert_int_equal(r.status, 200);
+    assert_non_null(strstr(r.body.data, "\nllamacpp:prompt_tokens_total "));
+    assert_non_null(strstr(r.body.data, "\nmlxcel_slots_total 4\n"));
+    reply_free(&r);
+}
+
+static void other_paths_and_methods_do_not(void **state) {
+    (void)state;
+    json_t *v = get_json(S, "/nothing", 404);
+    assert_string_equal(text_at(v, "error/type"), "not_found_error");
+    json_decref(v);
+    v = get_json(S, "/v1/models/other", 404);
+    assert_string_equal(text_at(v, "error/code"), "model_not_found");
+    json_decref(v);
+    reply r = ask_bytes(S, "DELETE", "/v1/models", NULL, NULL, 0);
+    assert_int_equal(r.status, 405);
+    assert_string_equal(reply_header(&r, "Allow"), "GET");
+    reply_free(&r);
+    json_decref(get_json(S, "/v1/chat/completions", 405));
+    r = ask_bytes(S, "HEAD", "/health", NULL, NULL, 0);
+    assert_int_equal(r.status, 200);
+    assert_int_equal(r.body.n, 0);
+    reply_free(&r);
+}
+
+static void request_ids_are_kept(void **state) {
+    (void)state;
+    reply r = ask_bytes(S, "GET", "/health", "X-Request-Id: my-id.1\r\n", NULL, 0);
+    assert_string_equal(reply_header(&r, "X-Request-Id"), "my-id.1");
+    reply_free(&r);
+    r = ask_bytes(S, "GET", "/health", "X-Request-Id: a b\"\r\n", NULL, 0);
+    assert_true(strncmp(reply_header(&r, "X-Request-Id"), "req_", 4) == 0);
+    reply_free(&r);
+}
+
+// ---- Answers ----
+
+static void a_chat(void **state) {
+    (void)state;
+    json_t *v = post_json(S, "/v1/chat/completions",
+                          "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],"
+                          "\"model\":\"whatever\",\"user\":\"me\",\"metadata\":{\"a\":1}}",
+                          200);
+    assert_string_equal(text_at(v, "object"), "chat.completion");
+    assert_string_equal(text_at(v, "model"), "script");
+    assert_string_equal(text_at(v, "choices/0/message/role"), "assistant");
+    assert_string_equal(text_at(v, "choices/0/message/content"), "Hello world!");
+    assert_string_equal(text_at(v, "choices/0/finish_reason"), "stop");
+    assert_int_equal(int_at(v, "usage/completion_tokens"), 4); // with the end token
+    assert_int_equal(int_at(v, "usage/prompt_tokens"), 7);     // <|im_start|>user\nA
+    assert_int_equal(int_at(v, "usage/total_tokens"), 11);
+    assert_int_equal(int_at(v, "usage/prompt_tokens_details/cached_tokens"), 0);
+    json_decref(v);
+}
+
+static void a_completion(void **state) {
+    (void)state;
+    json_t *v =
+        post_json(S, "/v1/completions",
+                  "{\"prompt\":[\"xA\",[120,65]],\"n\":2,\"temperature\":0,\"echo\":true}", 200);
+    assert_int_equal(json_array_size(at(v, "choices")), 4);
+    assert_string_equal(text_at(v, "choices/0/text"), "xAHello world!");
+    assert_string_equal(text_at(v, "choices/3/text"), "xAHello world!");
+    assert_int_equal(int_at(v, "choices/3/index"), 3);
+    assert_int_equal(int_at(v, "usage/prompt_tokens"), 4);
+    assert_int_equal(int_at(v, "usage/completion_tokens"), 16);
+    json_decref(v);
+}
+
+static void a_native_completion(void **state) {
+    (void)state;
+    json_t *v = post_json(S, "/completion",
+                          "{\"prompt\":\"xA\",\"stop\":[\"ld\"],\"return_tokens\":true}", 200);
+    assert_string_equal(text_at(v, "content"), "Hello wor");
+    assert_string_equal(text_at(v, "stop_type"), "word");
+    assert_string_equal(text_at(v, "stopping_word"), "ld");
+    assert_string_equal(text_at(v, "prompt"), "xA");
+    assert_int_equal(int_at(v, "tokens_evaluated"), 2);
+    assert_int_equal(json_array_size(at(v, "tokens")), 3);
+    assert_int_equal(int_at(v, "timings/predicted_n"), 3);
+    json_decref(v);
+    v = post_json(
+        S, "/completion",
+        "{\"prompt\":[\"A\",\"xA\"],\"response_fields\":[\"content\",\"timings/cache_n\"]}", 200);
+    assert_int_equal(json_array_size(v), 2);
+    assert_int_equal(json_object_size(at(v, "1")), 2);
+    assert_int_equal(int_at(v, "1/cache_n"), 0);
+    json_decref(v);
+    reply r = post(S, "/completion", "{\"prompt\":\"A\",\"stream\":true}");
+    json_t *e = parse_events(&r.body);
+    size_t n = json_array_size(e);
+    assert_true(n >= 2); // no [DONE] in the native form
+    assert_true(json_is_true(json_object_get(json_array_get(e, n - 1), "stop")));
+    json_decref(e);
+    reply_free(&r);
+}
+
+static void log_probabilities(void **state) {
+    (void)state;
+    json_t *v = post_json(S, "/v1/completions",
+                          "{\"prompt\":\"bA\",\"max_tokens\":1,\"logprobs\":1,\"echo\":true}", 200);
+    json_t *lp = at(v, "choices/0/logprobs");
+    assert_int_equal(json_array_size(at(lp, "tokens")), 3);
+    assert_true(json_is_null(at(lp, "token_logprobs/0")));
+    assert_true(json_number_value(at(lp, "token_logprobs/1")) < -1);     // b is followed by b
+    assert_true(json_number_value(at(lp, "token_logprobs/2")) > -0.001); // A by "Hello "
+    assert_string_equal(text_at(lp, "tokens/2"), "Hello ");
+    assert_int_equal(json_object_size(at(lp, "top_logprobs/2")), 1);
+    json_decref(v);
+    // scores only
+    v = post_json(S, "/v1/completions",
+                  "{\"prompt\":\"bb\",\"max_tokens\":0,\"logprobs\":0,\"echo\":true}", 200);
+    assert_string_equal(text_at(v, "choices/0/text"), "bb");
+    assert_int_equal(json_array_size(at(v, "choices/0/logprobs/tokens")), 2);
+    assert_int_equal(int_at(v, "usage/completion_tokens"), 0);
+    json_decref(v);
+    v = post_json(S, "/v1/chat/completions",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],\"logprobs\":true,"
+                  "\"top_logprobs\":1}",
+                  200);
+    assert_string_equal(text_at(v, "choices/0/logprobs/content/0/token"), "Hello ");
+    assert_int_equal(json_array_size(at(v, "choices/0/logprobs/content/0/bytes")), 6);
+    assert_int_equal(json_array_size(at(v, "choices/0/logprobs/content/0/top_logprobs")), 1);
+    json_decref(v);
+}
+
+static void tokens_and_templates(void **state) {
+    (void)state;
+    json_t *v = post_json(S, "/tokenize", "{\"content\":\"A<|im_end|>\\u00e9\"}", 200);
+    assert_int_equal(json_array_size(at(v, "tokens")), 4);
+    assert_int_equal(int_at(v, "tokens/1"), TINY_IM_END);
+    json_decref(v);
+    v = post_json(S, "/tokenize", "{\"content\":\"\\u00e9\",\"with_pieces\":true}", 200);
+    assert_int_equal(int_at(v, "tokens/0/piece/0"), 0xc3);
+    json_decref(v);
+    v = post_json(S, "/detokenize", "{\"tokens\":[72,105]}", 200);
+    assert_string_equal(text_at(v, "content"), "Hi");
+    json_decref(v);
+    json_decref(post_json(S, "/detokenize", "{\"tokens\":[72,100000]}", 400));
+    v = post_json(S, "/apply-template", "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}",
+                  200);
+    assert_string_equal(text_at(v, "prompt"), "<|im_start|>user\nHi");
+    json_decref(v);
+}
+
+// ---- Refusals ----
+
+static void expect_refusal(const char *path, const char *body, size_t n) {
+    reply r = ask_bytes(S, "POST", path, NULL, body, n);
+    mx_str text = {r.body.n ? r.body.data : "", r.body.n};
+    if (r.status != 400) fail_msg("%s %.300s: status %d: %s", path, body, r.status, text.p);
+    assert_true(mx_utf8_valid(text));
+    assert_true(strncmp(reply_header(&r, "Content-Type"), "application/json", 16) == 0);
+    json_t *v = json_of(r, 400, body);
+    json_t *e = at(v, "error");
+    assert_true(json_is_string(at(e, "message")) && json_is_string(at(e, "type")));
+    assert_non_null(at(e, "param"));
+    assert_non_null(at(e, "code"));
+    json_decref(v);
+}
+
+static void malformed_bodies_are_400(void **state) {
+    (void)state;
+    static const char *const any[] = {"",
+                                      "null",
+                                      "[]",
+                                      "1",
+                                      "\"x\"",
+                                      "{",
+                                      "{}",
+                                      "{\"messages\"",
+                                      "{\"a\":1}",
+                                      "{'a':1}",
+                                      "\xff\xfe",
+                                      "{\"prompt\":\"\xc4\xe3\xba\xc3\"}",
+                                      "{\"prompt\":\"\\ud800\"}",
+                                      "{\"prompt\":\"a\\u0000b\"}",
+                                      "{\"prompt\":\"A\",\"prompt\":\"B\"}",
+                                      "{\"prompt\":null}",
+                                      "{\"prompt\":5}",
+                                      "{\"prompt\":{}}",
+                                      "{\"prompt\":[]}",
+                                      "{\"prompt\":\"\"}",
+                                      "{\"prompt\":[\"\"]}",
+                                      "{\"prompt\":[[]]}",
+                                      "{\"prompt\":[1.5]}",
+                                      "{\"prompt\":[-1]}",
+                                      "{\"prompt\":[100000]}",
+                                      "{\"prompt\":[true]}",
+                                      "{\"prompt\":\"A\",\"stop\":5}",
+                                      "{\"prompt\":\"A\",\"stop\":[\"\"]}",
+                                      "{\"prompt\":\"A\",\"stop\":\"\"}",
+                                      "{\"prompt\":\"A\",\"seed\":\"x\"}",
+                                      "{\"prompt\":\"A\",\"temperature\":-1}",
+                                      "{\"prompt\":\"A\",\"temperature\":\"hot\"}",
+                                      "{\"prompt\":\"A\",\"top_p\":2}",
+                                      "{\"prompt\":\"A\",\"top_k\":0.5}",
+                                      "{\"prompt\":\"A\",\"logit_bias\":{\"x\":1}}",
+                                      "{\"prompt\":\"A\",\"logit_bias\":{\"99999\":1}}",
+                                      "{\"prompt\":\"A\",\"logit_bias\":[1]}",
+                                      "{\"prompt\":\"A\",\"stream\":\"yes\"}",
+                                      "{\"prompt\":\"A\",\"no_such_field\":1}",
+                                      "{\"prompt\":\"A\",\"mirostat\":2}",
+                                      "{\"prompt\":\"A\",\"grammar\":\"root ::= x\"}"};
+    static const char *const paths[] = {"/v1/completions", "/completion", "/v1/chat/completions"};
+    for (size_t p = 0; p < MX_COUNT(paths); p++) {
+        for (size_t i = 0; i < MX_COUNT(any); i++) expect_refusal(paths[p], any[i], strlen(any[i]));
+    }
+    static const char *const chat[] = {
+        "{\"messages\":[]}",
+        "{\"messages\":\"hi\"}",
+        "{\"messages\":null}",
+        "{\"messages\":[1]}",
+        "{\"messages\":[{}]}",
+        "{\"messages\":[{\"role\":\"boss\",\"content\":\"x\"}]}",
+        "{\"messages\":[{\"role\":\"user\"}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":5}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"raise\"}]}"};
+    for (size_t i = 0; i < MX_COUNT(chat); i++) {
+        expect_refusal("/v1/chat/completions", chat[i], strlen(chat[i]));
+    }
+    static const char *const more[] = {
+        "\"max_tokens\":0",
+        "\"max_tokens\":-5",
+        "\"max_tokens\":1.5",
+        "\"max_completion_tokens\":0",
+        "\"n\":0",
+        "\"n\":1000",
+        "\"top_logprobs\":1",
+        "\"logprobs\":true,\"top_logprobs\":21",
+        "\"response_format\":{\"type\":\"json_object\"}",
+        "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}",
+        "\"tool_choice\":\"required\"",
+        "\"tool_choice\":\"maybe\"",
+        "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}",
+        "\"tools\":{}",
+        "\"tools\":[{}]",
+        "\"tools\":[{\"type\":\"function\"}]",
+        "\"functions\":[{}]",
+        "\"modalities\":[\"audio\"]",
+        "\"parallel_tool_calls\":false",
+        "\"stream_options\":{\"include_usage\":true}",
+        "\"stream\":true,\"stream_options\":{\"x\":1}",
+        "\"chat_template_kwargs\":[]",
+        "\"reasoning_format\":\"x\"",
+        "\"cache_salt\":\"\""};
+    for (size_t i = 0; i < MX_COUNT(more); i++) {
+        for (int stream = 0; stream < 2; stream++) {
+            if (stream && strstr(more[i], "stream")) continue;
+            char body[512];
+            snprintf(body, sizeof body,
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],%s%s}", more[i],
+                     stream ? ",\"stream\":true" : "");
+            expect_refusal("/v1/chat/completions", body, strlen(body));
+        }
+    }
+    expect_refusal("/completion", "{\"prompt\":\"A\0\"}", 15);
+    a_chat(NULL); // as healthy as before
+}
+
+static void null_is_absent(void **state) {
+    (void)state;
+    json_decref(
+        post_json(S, "/v1/chat/completions",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],\"max_tokens\":null,"
+                  "\"temperature\":null,\"stop\":null,\"seed\":null,\"n\":null,"
+                  "\"stream\":null,\"tools\":null,\"tool_choice\":null,\"logprobs\":null,"
+                  "\"response_format\":null,\"logit_bias\":null,\"stream_options\":null}",
+                  200));
+}
+
+static void bodies_have_limits(void **state) {
+    (void)state;
+    size_t n = (1 << 20) + 100;
+    char *big = mx_alloc(n);
+    memset(big, ' ', n);
+    reply r = ask_bytes(S, "POST", "/v1/completions", NULL, big, n);
+    // what is still being sent may meet a closed connection
+    assert_true(r.status == 413 || r.status == 0);
+    reply_free(&r);
+    int fd = dial(S);
+    static const char head[] =
+        "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n";
+    send_all(fd, head, sizeof head - 1);
+    for (int i = 0; i < 20; i++) {
+        send_all(fd, "10000\r\n", 7);
+        send_all(fd, big, 0x10000);
+        send_all(fd, "\r\n", 2);
+    }
+    send_all(fd, "0\r\n\r\n", 5);
+    r = read_reply(fd);
+    close(fd);
+    json_decref(json_of(r, 413, "a chunked body"));
+    mx_free(big);
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    mx_buf_puts(&b, "{\"prompt\":\"A\",\"x\":");
+    for (int i = 0; i < 100000; i++) mx_buf_putc(&b, '[');
+    expect_refusal("/v1/completions", b.data, b.n);
+    mx_buf_free(&b);
+}
+
+// ---- Lengths ----
+
+static void lengths(void **state) {
+    (void)state;
+    json_t *v = post_json(S, "/v1/completions", "{\"prompt\":\"b\",\"max_tokens\":5}", 200);
+    assert_string_equal(text_at(v, "choices/0/text"), "bbbbb");
+    assert_string_equal(text_at(v, "choices/0/finish_reason"), "length");
+    json_decref(v);
+    v = post_json(S, "/v1/completions", "{\"prompt\":\"b\",\"max_tokens\":0}", 200);
+    assert_string_equal(text_at(v, "choices/0/text"), "");
+    json_decref(v);
+    v = post_json(S, "/v1/completions", "{\"prompt\":\"b\",\"max_tokens\":100000000}", 200);
+    assert_string_equal(text_at(v, "choices/0/finish_reason"), "length");
+    assert_int_equal(int_at(v, "usage/total_tokens"), 256); // the context
+    json_decref(v);
+    v = post_json(S, "/v1/chat/completions",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"b\"}],"
+                  "\"max_completion_tokens\":3}",
+                  200);
+    assert_string_equal(text_at(v, "choices/0/message/content"), "bbb");
+    json_decref(v);
+}
+
+static void the_edge_of_the_context(void **state) {
+    (void)state;
+    static const int spare[] = {1, 2, 32, 33};
+    for (size_t i = 0; i < MX_COUNT(spare); i++) {
+        char text[300] = "", body[800];
+        memset(text, 'b', 256 - (size_t)spare[i]);
+        snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"ignore_eos\":true}", text);
+        json_t *v = post_json(S, "/v1/completions", body, 200);
+        assert_string_equal(text_at(v, "choices/0/finish_reason"), "length");
+        assert_int_equal(int_at(v, "usage/completion_tokens"), spare[i]);
+        json_decref(v);
+        snprintf(body, sizeof body, "{\"prompt\":[\"%s\",\"%s\",\"%s\",\"%s\"]}", text, text, text,
+                 text);
+    }
+    char text[300] = "", body[400];
+    memset(text, 'b', 256);
+    snprintf(body, sizeof body, "{\"prompt\":\"%s\"}", text);
+    json_t *v = post_json(S, "/v1/completions", body, 400);
+    assert_string_equal(text_at(v, "error/code"), "context_length_exceeded");
+    json_decref(v);
+}
+
+// ---- Sampling ----
+
+static char *sample(const char *more) {
+    char body[256];
+    snprintf(body, sizeof body,
+             "{\"prompt\":\"A\",\"temperature\":30,\"top_k\":0,\"top_p\":1,\"min_p\":0,"
+             "\"max_tokens\":12,\"ignore_eos\":true%s}",
+             more);
+    json_t *v = post_json(S, "/v1/completions", body, 200);
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    for (size_t i = 0; i < json_array_size(at(v, "choices")); i++) {
+        mx_buf_printf(&b, "%s|", text_at(json_array_get(at(v, "choices"), i), "text"));
+    }
+    json_decref(v);
+    return mx_buf_take(&b);
+}
+
+static void seeds(void **state) {
+    (void)state;
+    char *a = sample(",\"seed\":42"), *b = sample(",\"seed\":42"), *c = sample(",\"seed\":43");
+    assert_string_equal(a, b);
+    assert_string_not_equal(a, c);
+    char *three = sample(",\"seed\":42,\"n\":3"), *again = sample(",\"seed\":42,\"n\":3");
+    assert_string_equal(three, again);
+    assert_true(strncmp(three, a, strlen(a)) == 0); // the first choice is the single one
+    char *none = sample(""), *other = sample("");
+    assert_string_not_equal(none, other);
+    char *texts[] = {a, b, c, three, again, none, other};
+    for (size_t i = 0; i < MX_COUNT(texts); i++) mx_free(texts[i]);
+}
+
+static void biases(void **state) {
+    (void)state;
+    json_t *v = post_json(S, "/v1/completions",
+                          "{\"prompt\":\"A\",\"max_tokens\":3,\"logit_bias\":{\"120\":100}}", 200);
+    assert_string_equal(text_at(v, "choices/0/text"), "xxx");
+    json_decref(v);
+    // min_tokens: the script ends after 3 tokens and goes on when it may not
+    v = post_json(S, "/v1/completions", "{\"prompt\":\"A\",\"min_tokens\":6,\"temperature\":0}",
+                  200);
+    assert_true(int_at(v, "usage/completion_tokens") >= 6);
+    json_decref(v);
+}
+
+// ---- Prompt cache ----
+
+static void the_same_prompt_again(void **state) {
+    (void)state;
+    static const int lengths_of[] = {1, 31, 32, 33, 96};
+    json_decref(post_json(S, "/v1/cache/reset", "", 200));
+    for (size_t i = 0; i < MX_COUNT(lengths_of); i++) {
+        char text[128] = "", body[256];
+        memset(text, 'c', (size_t)lengths_of[i] - 1);
+        text[lengths_of[i] - 1] = 'A';
+        snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"temperature\":0}", text);
+        for (int k = 0; k < 5; k++) {
+            json_t *v = post_json(S, "/v1/completions", body, 200);
+            assert_string_equal(text_at(v, "choices/0/text"), "Hello world!");
+            long long cached = int_at(v, "usage/prompt_tokens_details/cached_tokens");
+            assert_true(cached < lengths_of[i]); // one token at least is computed
+            if (k > 0 && lengths_of[i] > 64) assert_true(cached >= 64);
+            json_decref(v);
+        }
+    }
+}
+
+static void salts_keep_prompts_apart(void **state) {
+    (void)state;
+    char text[129] = "", body[300];
+    memset(text, 'd', 128);
+    static const char *const salts[] = {"one", "two", "one"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"max_tokens\":2,\"cache_salt\":\"%s\"}",
+                 text, salts[i]);
+        json_t *v = post_json(S, "/v1/completions", body, 200);
+        long long cached = int_at(v, "usage/prompt_tokens_details/cached_tokens");
+        assert_int_equal(cached > 0, i == 2);
+        json_decref(v);
+    }
+}
+
+// ---- Keys, origins, hosts ----
+
+static int status_of(const server *s, const char *method, const char *path, const char *headers) {
+    const char *body = strcmp(method, "POST") == 0 ? "{\"prompt\":\"A\"}" : NULL;
+    reply r = ask_bytes(s, method, path, headers, body, body ? strlen(body) : 0);
+    int status = r.status;
+    reply_free(&r);
+    return status;
+}
+
+static void keys_are_asked_for(void **state) {
+    (void)state;
+    server s = {0};
+    char *file = mx_path_join(dir, "keys");
+    mx_err err;
+    assert_int_equal(mx_write_file_atomic(file, "# keys\nfile-key\n", 16, &err), MX_OK);
+    char args[600];
+    snprintf(args, sizeof args,
+             "--api-key one,two --api-key-file %s --api-prefix /llm --alias m,n "
+             "--cors-origins https://ui.example --allowed-hosts my.host",
+             file);
+    server_start(&s, dir, model, args);
+    assert_int_equal(status_of(&s, "GET", "/llm/health", NULL), 200);
+    assert_int_equal(status_of(&s, "GET", "/llm/", NULL), 200);
+    assert_int_equal(status_of(&s, "GET", "/health", NULL), 401);
+    assert_int_equal(status_of(&s, "GET", "/llm/props", NULL), 401);
+    assert_int_equal(status_of(&s, "POST", "/llm/v1/completions", NULL), 401);
+    assert_int_equal(status_of(&s, "POST", "/llm/v1/completions", "X-Api-Key: on\r\n"), 401);
+    static const char *const good[] = {"X-Api-Key: one\r\n", "Authorization: Bearer two\r\n",
+                                       "authorization: bearer file-key\r\n"};
+    for (size_t i = 0; i < MX_COUNT(good); i++) {
+        assert_int_equal(status_of(&s, "POST", "/llm/v1/completions", good[i]), 200);
+    }
+    assert_int_equal(status_of(&s, "GET", "/llm/v1/models/n", good[0]), 200);
+    // a preflight has no key; only the origin that was named is let in
+    reply r = ask_bytes(&s, "OPTIONS", "/llm/v1/completions",
+                        "Origin: https://ui.example\r\nAccess-Control-Request-Method: POST\r\n"
+                        "Access-Control-Request-Headers: authorization\r\n",
+                        NULL, 0);
+    assert_int_equal(r.status, 204);
+    assert_string_equal(reply_header(&r, "Access-Control-Allow-Origin"), "https://ui.example");
+    assert_string_equal(reply_header(&r, "Access-Control-Allow-Headers"), "authorization");
+    reply_free(&r);
+    r = ask_bytes(&s, "GET", "/llm/health", "Origin: https://evil.example\r\n", NULL, 0);
+    assert_null(reply_header(&r, "Access-Control-Allow-Origin"));
+    reply_free(&r);
+    // errors carry the same headers
+    r = ask_bytes(&s, "GET", "/llm/props", "Origin: https://ui.example\r\n", NULL, 0);
+    assert_int_equal(r.status, 401);
+    assert_string_equal(reply_header(&r, "Access-Control-Allow-Origin"), "https://ui.example");
+    reply_free(&r);
+    char *log = server_log(&s);
+    assert_null(strstr(log, "file-key"));
+    mx_free(log);
+    server_stop(&s);
+    mx_free(file);
+}
+
+static int with_host(const char *host) {
+    char request[256];
+    int fd = dial(S);
+    snprintf(request, sizeof request,
+             "GET /props HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", host);
+    send_all(fd, request, strlen(request));
+    reply r = read_reply(fd);
+    close(fd);
+    int status = r.status;
+    reply_free(&r);
+    return status;
+}
+
+static void other_names_are_not_served(void **state) {
+    (void)state;
+    assert_int_equal(with_host("127.0.0.1:8080"), 200);
+    assert_int_equal(with_host("localhost"), 200);
+    assert_int_equal(with_host("[::1]:1"), 200);
+    assert_int_equal(with_host("evil.example"), 403);
+    assert_int_equal(with_host("localhost.evil.example"), 403);
+    assert_int_equal(with_host("127.0.0.1.evil.example"), 403);
+}
+
+static void a_unix_socket(void **state) {
+    (void)state;
+    server s = {0};
+    char args[200];
+    snprintf(s.sock, sizeof s.sock, "%s/s.sock", dir);
+    snprintf(args, sizeof args, "--host %s --no-slots --no-web", s.sock);
+    server_start(&s, dir, model, args);
+    json_decref(post_json(&s, "/v1/completions", "{\"prompt\":\"A\"}", 200));
+    json_decref(get_json(&s, "/slots", 501));
+    json_decref(get_json(&s, "/metrics", 501));
+    json_decref(get_json(&s, "/", 404));
+    // a server that was killed leaves its socket; the next one takes it
+    kill(s.pid, SIGKILL);
+    server_end(&s, 5);
+    server_start(&s, dir, model, args);
+    json_decref(get_json(&s, "/health", 200));
+    server_stop(&s);
+    assert_false(mx_path_exists(s.sock));
+}
+
+static void logs_have_no_texts(void **state) {
+    (void)state;
+    json_decref(post_json(S, "/v1/completions", "{\"prompt\":\"secretA\"}", 200));
+    char *log = server_log(S);
+    assert_non_null(strstr(log, "decode path: native batched forward"));
+    assert_non_null(strstr(log, "POST /v1/completions 200"));
+    assert_null(strstr(log, "secret"));
+    assert_null(strstr(log, "Hello"));
+    mx_free(log);
+}
+
+static void bad_flags(void **state) {
+    (void)state;
+    static const char *const args[] = {
+        "--flash-attn on",  "--port 99999",    "--kv-cache-budget x",         "-ctk f16 -ctv f32",
+        "--ssl-key-file x", "--api-prefix x/", "--host no.such.host.invalid", "--api-key ,",
+        "-ngl 99"};
+    for (size_t i = 0; i < MX_COUNT(args); i++) {
+        server s = {0};
+        server_spawn(&s, dir, model, args[i]);
+        int code = server_end(&s, 20);
+        if (code != 2) fail_msg("%s: exit code %d", args[i], code);
+    }
+    server s = {0};
+    server_spawn(&s, dir, "missing.gguf", "");
+    assert_int_equal(server_end(&s, 20), 3);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(routes_answer),
+        cmocka_unit_test(other_paths_and_methods_do_not),
+        cmocka_unit_test(request_ids_are_kept),
+        cmocka_unit_test(a_chat),
+        cmocka_unit_test(a_completion),
+        cmocka_unit_test(a_native_completion),
+        cmocka_unit_test(log_probabilities),
+        cmocka_unit_test(tokens_and_templates),
+        cmocka_unit_test(malformed_bodies_are_400),
+        cmocka_unit_test(null_is_absent),
+        cmocka_unit_test(bodies_have_limits),
+        cmocka_unit_test(lengths),
+        cmocka_unit_test(the_edge_of_the_context),
+        cmocka_unit_test(seeds),
+        cmocka_unit_test(biases),
+        cmocka_unit_test(the_same_prompt_again),
+        cmocka_unit_test(salts_keep_prompts_apart),
+        cmocka_unit_test(keys_are_asked_for),
+        cmocka_unit_test(other_names_are_not_served),
+        cmocka_unit_test(a_unix_socket),
+        cmocka_unit_test(logs_have_no_texts),
+        cmocka_unit_test(bad_flags),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

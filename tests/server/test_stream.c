@@ -1,0 +1,467 @@
+// Streams: framing, usage, stop texts, reasoning, tool calls, pings, late errors; a stream says
+// what the whole answer says. The model is a script (support/script_model.h).
+#include "support/http_client.h"
+#include "support/script_model.h"
+
+static char *dir, *model;
+static server main_server;
+#define S (&main_server)
+
+static const char chat_template[] =
+    "{% if tools %}<tool_call>{{ tools[0].function.name }}\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}";
+
+static const char think_template[] =
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ '<think>\\n' }}";
+
+static const script scripts[] = {
+    {'A', "Hello O" SCRIPT_CUT " P" SCRIPT_CUT " Q and DE" SCRIPT_CUT "F?\n" SCRIPT_CUT
+          "then lo" SCRIPT_CUT " \xe4\xb8" SCRIPT_CUT "\xad\xe6\x96\x87 end" SCRIPT_CUT
+          ".." SCRIPT_CUT "bye"},
+    {'T', "Let me look.\n<tool" SCRIPT_CUT "_call>{\"na" SCRIPT_CUT "me\":\"f\",\"arg" SCRIPT_CUT
+          "uments\":{\"city\":" SCRIPT_CUT "\"Par" SCRIPT_CUT "is\"}}</to" SCRIPT_CUT
+          "ol_call>\n" SCRIPT_CUT "<tool_call>{\"name\":\"g\"" SCRIPT_CUT
+          ",\"arguments\":{}}</tool_call>"},
+    {'\n', "internal reason" SCRIPT_CUT "ing\n</thi" SCRIPT_CUT "nk>\n\n{\"ans" SCRIPT_CUT
+           "wer\":1} <think> stays"},
+};
+
+static const char whole[] = "Hello O P Q and DEF?\nthen lo \xe4\xb8\xad\xe6\x96\x87 end..bye";
+
+static int set_up(void **state) {
+    (void)state;
+    dir = ckpt_temp_dir();
+    model = mx_path_join(dir, "script.gguf");
+    script_write(model, scripts, MX_COUNT(scripts), 8192, chat_template);
+    setenv("HOME", dir, 1);
+    setenv("MLXCEL_DEVICE", "cpu", 1);
+    setenv("MLXCEL_THREADS", "1", 1);
+    unsetenv("MLXCEL_LOG");
+    server_start(S, dir, model, "");
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    server_stop(S);
+    mx_free(model);
+    ckpt_remove_dir(dir);
+    return 0;
+}
+
+// ---- Reading streams ----
+
+typedef struct answer {
+    mx_buf content, reasoning, calls; // calls: "id-less name(args)" in order
+    char finish[32];
+    bool usage, done;
+    long long prompt, completion;
+    int n_roles, n_events;
+} answer;
+
+static void answer_free(answer *a) {
+    mx_buf_free(&a->content);
+    mx_buf_free(&a->reasoning);
+    mx_buf_free(&a->calls);
+}
+
+static void add_calls(answer *a, const json_t *calls) {
+    size_t i;
+    json_t *c;
+    json_array_foreach(calls, i, c) {
+        const char *name = json_string_value(at(c, "function/name"));
+        if (name) {
+            mx_buf_printf(&a->calls, "%s%s ", a->calls.n ? "|" : "", name);
+            assert_string_equal(text_at(c, "type"), "function");
+            assert_true(strlen(text_at(c, "id")) >= 9);
+        }
+        mx_buf_puts(&a->calls, text_at(c, "function/arguments"));
+    }
+}
+
+static void add_text(mx_buf *b, const json_t *v) {
+    if (json_is_string(v)) mx_buf_add(b, json_string_value(v), json_string_length(v));
+}
+
+// Checks what every stream must keep and gathers it.
+static answer read_stream(const json_t *events, bool chat) {
+    answer a = {0};
+    mx_buf_init(&a.content, 0), mx_buf_init(&a.reasoning, 0), mx_buf_init(&a.calls, 0);
+    const char *id = text_at(json_array_get(events, 0), "id");
+    size_t i;
+    json_t *e;
+    json_array_foreach(events, i, e) {
+        assert_false(a.done);
+        if (json_is_string(e)) {
+            a.done = true;
+            continue;
+        }
+        a.n_events++;
+        assert_string_equal(text_at(e, "id"), id);
+        assert_string_equal(text_at(e, "model"), "script");
+        assert_int_equal(int_at(e, "created"), int_at(json_array_get(events, 0), "created"));
+        if (at(e, "usage")) {
+            assert_int_equal(json_array_size(at(e, "choices")), 0);
+            a.usage = true;
+            a.prompt = int_at(e, "usage/prompt_tokens");
+            a.completion = int_at(e, "usage/completion_tokens");
+            continue;
+        }
+        assert_false(a.usage); // it is the last one
+        const json_t *d = at(e, "choices/0/delta");
+        if (at(d, "role")) {
+            assert_int_equal(a.n_events, 1);
+            a.n_roles++;
+        }
+        assert_string_equal(a.finish, "");
+        add_text(&a.content, chat ? at(d, "content") : at(e, "choices/0/text"));
+        add_text(&a.reasoning, at(d, "reasoning_content"));
+        add_calls(&a, at(d, "tool_calls"));
+        const char *f = json_string_value(at(e, "choices/0/finish_reason"));
+        if (f) snprintf(a.finish, sizeof a.finish, "%s", f);
+    }
+    assert_true(a.done);
+    assert_int_equal(a.n_roles, chat);
+    return a;
+}
+
+static const char *text_of(const mx_buf *b) {
+    return b->n ? b->data : "";
+}
+
+// The same request whole and as a stream; returns the stream's answer.
+static answer both(const server *s, const char *path, const char *fields) {
+    bool chat = strstr(path, "chat") != NULL;
+    char body[2048];
+    snprintf(body, sizeof body, "{%s}", fields);
+    json_t *w = post_json(s, path, body, 200);
+    snprintf(body, sizeof body, "{%s,\"stream\":true,\"stream_options\":{\"include_usage\":true}}",
+             fields);
+    json_t *events = post_stream(s, path, body);
+    answer a = read_stream(events, chat);
+    json_decref(events);
+    const json_t *m = at(w, "choices/0/message");
+    const json_t *content = chat ? at(m, "content") : at(w, "choices/0/text");
+    assert_string_equal(text_of(&a.content),
+                        json_is_string(content) ? json_string_value(content) : "");
+    if (a.reasoning.n) assert_string_equal(text_of(&a.reasoning), text_at(m, "reasoning_content"));
+    if (!a.reasoning.n) assert_null(at(m, "reasoning_content"));
+    assert_string_equal(a.finish, text_at(w, "choices/0/finish_reason"));
+    assert_int_equal(a.prompt, int_at(w, "usage/prompt_tokens"));
+    assert_int_equal(a.completion, int_at(w, "usage/completion_tokens"));
+    answer calls = {0};
+    mx_buf_init(&calls.calls, 0);
+    add_calls(&calls, at(m, "tool_calls"));
+    assert_string_equal(text_of(&calls.calls), text_of(&a.calls));
+    mx_buf_free(&calls.calls);
+    json_decref(w);
+    return a;
+}
+
+// ---- Tests ----
+
+static void a_stream_is_the_whole_answer(void **state) {
+    (void)state;
+    answer a =
+        both(S, "/v1/chat/completions", "\"messages\":[{\"role\":\"user\",\"content\":\"A\"}]");
+    assert_string_equal(text_of(&a.content), whole);
+    assert_string_equal(a.finish, "stop");
+    answer_free(&a);
+    a = both(S, "/v1/completions", "\"prompt\":\"A\",\"max_tokens\":2");
+    assert_string_equal(text_of(&a.content), "Hello O P");
+    assert_string_equal(a.finish, "length");
+    answer_free(&a);
+}
+
+static void usage_only_when_asked(void **state) {
+    (void)state;
+    static const char *const fields[] = {"", ",\"stream_options\":{\"include_usage\":false}",
+                                         ",\"stream_options\":{}", ",\"stream_options\":null"};
+    for (size_t i = 0; i < MX_COUNT(fields); i++) {
+        char body[256];
+        snprintf(body, sizeof body, "{\"prompt\":\"A\",\"stream\":true%s}", fields[i]);
+        json_t *e = post_stream(S, "/v1/completions", body);
+        answer a = read_stream(e, false);
+        assert_false(a.usage);
+        answer_free(&a);
+        json_decref(e);
+    }
+}
+
+// UTF-8 cut between tokens never shows.
+static void half_characters_are_held_back(void **state) {
+    (void)state;
+    for (int n = 1; n <= 9; n++) {
+        char fields[64];
+        snprintf(fields, sizeof fields, "\"prompt\":\"A\",\"max_tokens\":%d", n);
+        answer a = both(S, "/v1/completions", fields);
+        assert_true(mx_utf8_valid((mx_str){text_of(&a.content), a.content.n}));
+        answer_free(&a);
+    }
+}
+
+static const char *const stop_sets[] = {"\"O P Q\"",
+                                        "\"DE\"",
+                                        "\"lo\"",
+                                        "\"\\n\"",
+                                        "\"Hello\"",
+                                        "\"H\"",
+                                        "\"\xe4\xb8\xad\"",
+                                        "\"end.\"",
+                                        "\"bye\"",
+                                        "\"ye\"",
+                                        "\".\"",
+                                        "\"zzz\"",
+                                        "\"O P R\"",
+                                        "\"bye!\"",
+                                        "[\"DE\",\"DEF\"]",
+                                        "[\"DEF\",\"DE\"]",
+                                        "[\"EF?\",\"DEF\"]",
+                                        "[\"Q and\",\"P Q\"]",
+                                        "[\"bye!\",\"..b\"]",
+                                        "[\"x\",\"y\",\"z\"]",
+                                        "\"?\\nthen\"",
+                                        "\"\xe6\x96\x87 end\"",
+                                        "[\" \",\"Hello O\"]",
+                                        "\"P Q and DEF?\\nthen lo\"",
+                                        "[\"F?\",\"?\"]",
+                                        "\"..\"",
+                                        "\"...\"",
+                                        "\" \xe4\xb8\xad\xe6\x96\x87\"",
+                                        "\"e\""};
+
+// The text before the earliest match.
+static void expected_text(const char *set, char *out, size_t cap, bool *found) {
+    json_t *v = json_loads(set, JSON_DECODE_ANY, NULL);
+    const char *best = NULL;
+    for (size_t i = 0; i < (json_is_array(v) ? json_array_size(v) : 1); i++) {
+        const char *stop = json_string_value(json_is_array(v) ? json_array_get(v, i) : v);
+        const char *p = strstr(whole, stop);
+        if (p && (!best || p < best)) best = p;
+    }
+    *found = best != NULL;
+    snprintf(out, cap, "%.*s", best ? (int)(best - whole) : (int)strlen(whole), whole);
+    json_decref(v);
+}
+
+static void stop_texts(void **state) {
+    (void)state;
+    for (size_t i = 0; i < MX_COUNT(stop_sets); i++) {
+        char want[256], fields[512];
+        bool found;
+        expected_text(stop_sets[i], want, sizeof want, &found);
+        snprintf(fields, sizeof fields, "\"prompt\":\"A\",\"stop\":%s", stop_sets[i]);
+        answer a = both(S, "/v1/completions", fields);
+        if (strcmp(text_of(&a.content), want) != 0) {
+            fail_msg("stop %s: \"%s\", expected \"%s\"", stop_sets[i], text_of(&a.content), want);
+        }
+        assert_string_equal(a.finish, "stop");
+        answer_free(&a);
+        snprintf(fields, sizeof fields,
+                 "\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],"
+                 "\"stop\":%s,\"max_tokens\":9",
+                 stop_sets[i]);
+        a = both(S, "/v1/chat/completions", fields);
+        assert_string_equal(text_of(&a.content), want);
+        assert_string_equal(a.finish, found ? "stop" : "length");
+        answer_free(&a);
+    }
+}
+
+#define TOOLS   "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}]"
+#define USER(c) "\"messages\":[{\"role\":\"user\",\"content\":\"" c "\"}]"
+
+static void tool_calls(void **state) {
+    (void)state;
+    answer a = both(S, "/v1/chat/completions", USER("T") "," TOOLS);
+    assert_string_equal(text_of(&a.calls), "f {\"city\":\"Paris\"}|g {}");
+    assert_string_equal(text_of(&a.content), "Let me look.");
+    assert_string_equal(a.finish, "tool_calls");
+    answer_free(&a);
+    // cut in the middle of a call
+    for (int n = 1; n <= 8; n++) {
+        char fields[512];
+        snprintf(fields, sizeof fields, USER("T") "," TOOLS ",\"max_tokens\":%d", n);
+        a = both(S, "/v1/chat/completions", fields);
+        assert_string_equal(a.finish, "length");
+        answer_free(&a);
+    }
+    // no tools, or none wanted: text
+    a = both(S, "/v1/chat/completions", USER("T"));
+    assert_int_equal(a.calls.n, 0);
+    assert_non_null(strstr(text_of(&a.content), "<tool_call>"));
+    assert_string_equal(a.finish, "stop");
+    answer_free(&a);
+    a = both(S, "/v1/chat/completions", USER("T") "," TOOLS ",\"tool_choice\":\"none\"");
+    assert_int_equal(a.calls.n, 0);
+    answer_free(&a);
+    // a turn goes back as it came
+    json_t *v = post_json(S, "/v1/chat/completions", "{" USER("T") "," TOOLS "}", 200);
+    json_t *m = json_incref(at(v, "choices/0/message"));
+    json_t *next = json_pack("{s:[{s:s,s:s},o,{s:s,s:s,s:s},{s:s,s:s}],s:i}", "messages", "role",
+                             "user", "content", "T", m, "role", "tool", "tool_call_id", "x",
+                             "content", "sunny", "role", "user", "content", "A", "max_tokens", 3);
+    char *body = json_dumps(next, 0);
+    json_decref(post_json(S, "/v1/chat/completions", body, 200));
+    free(body);
+    json_decref(next);
+    json_decref(v);
+}
+
+static void reasoning(void **state) {
+    (void)state;
+    server s = {0};
+    char *path = mx_path_join(dir, "script.gguf"); // same name, so that answers name it the same
+    char *sub = mx_path_join(dir, "think");
+    mx_err err;
+    assert_int_equal(mx_mkdirs(sub, &err), MX_OK);
+    mx_free(path);
+    path = mx_path_join(sub, "script.gguf");
+    script_write(path, scripts, MX_COUNT(scripts), 1024, think_template);
+    server_start(&s, dir, path, "");
+    answer a = both(&s, "/v1/chat/completions", USER("x"));
+    assert_string_equal(text_of(&a.reasoning), "internal reasoning");
+    assert_string_equal(text_of(&a.content), "{\"answer\":1} <think> stays");
+    answer_free(&a);
+    // a budget that reasoning uses up
+    a = both(&s, "/v1/chat/completions", USER("x") ",\"max_tokens\":2");
+    assert_string_equal(a.finish, "length");
+    assert_int_equal(a.completion, 2);
+    assert_int_equal(a.content.n, 0);
+    answer_free(&a);
+    // stops end reasoning too
+    a = both(&s, "/v1/chat/completions", USER("x") ",\"stop\":\"reason\"");
+    assert_string_equal(text_of(&a.reasoning), "internal");
+    assert_string_equal(a.finish, "stop");
+    answer_free(&a);
+    a = both(&s, "/v1/chat/completions", USER("x") ",\"reasoning_format\":\"none\"");
+    assert_int_equal(a.reasoning.n, 0);
+    assert_non_null(strstr(text_of(&a.content), "</think>"));
+    answer_free(&a);
+    server_stop(&s);
+    mx_free(path);
+    mx_free(sub);
+}
+
+static void choices_in_one_stream(void **state) {
+    (void)state;
+    json_t *events =
+        post_stream(S, "/v1/chat/completions", "{" USER("A") ",\"n\":3,\"stream\":true}");
+    mx_buf text[3];
+    int roles[3] = {0}, ends[3] = {0};
+    for (int i = 0; i < 3; i++) mx_buf_init(&text[i], 0);
+    size_t i;
+    json_t *e;
+    json_array_foreach(events, i, e) {
+        if (json_is_string(e)) continue;
+        long long k = int_at(e, "choices/0/index");
+        assert_true(k >= 0 && k < 3 && !ends[k]);
+        roles[k] += at(e, "choices/0/delta/role") != NULL;
+        ends[k] += json_is_string(at(e, "choices/0/finish_reason"));
+        add_text(&text[k], at(e, "choices/0/delta/content"));
+    }
+    for (int k = 0; k < 3; k++) {
+        assert_string_equal(text_of(&text[k]), whole);
+        assert_int_equal(roles[k], 1);
+        assert_int_equal(ends[k], 1);
+        mx_buf_free(&text[k]);
+    }
+    json_decref(events);
+}
+
+// ---- Time ----
+
+static int open_stream(const server *s, const char *body) {
+    int fd = dial(s);
+    send_request(fd, "POST", "/v1/completions", NULL, body, strlen(body));
+    return fd;
+}
+
+static bool read_until(int fd, mx_buf *b, const char *what) {
+    char part[4096];
+    while (!b->n || !strstr(b->data, what)) {
+        ssize_t k = recv(fd, part, sizeof part, 0);
+        if (k <= 0) return false;
+        mx_buf_add(b, part, (size_t)k);
+    }
+    return true;
+}
+
+// One place, taken; the next request has its headers at once, and pings while it waits.
+static void headers_come_at_once_and_pings(void **state) {
+    (void)state;
+    server s = {0};
+    server_start(&s, dir, model, "--n-parallel 1 --sse-ping-interval 1 --max-queue-depth 1");
+    static const char endless[] = "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":8000}";
+    mx_buf first, second;
+    mx_buf_init(&first, 0), mx_buf_init(&second, 0);
+    int a = open_stream(&s, endless);
+    assert_true(read_until(a, &first, "data: "));
+    double t = mx_now_s();
+    int b = open_stream(&s, "{\"prompt\":\"A\",\"stream\":true}");
+    assert_true(read_until(b, &second, "\r\n\r\n"));
+    assert_true(mx_now_s() - t < 0.5);
+    // the queue is full now
+    reply r = post(&s, "/v1/completions", "{\"prompt\":\"A\"}");
+    if (r.status == 503) assert_string_equal(reply_header(&r, "Retry-After"), "1");
+    json_decref(json_of(r, 503, "one request too many"));
+    json_t *slots = get_json(&s, "/slots?fail_on_no_slot=1", 503);
+    json_decref(slots);
+    bool pinged = read_until(b, &second, ": ping\n\n") && !strstr(second.data, "[DONE]");
+    close(a); // it leaves: the second one runs
+    assert_true(read_until(b, &second, "[DONE]"));
+    assert_true(pinged);
+    close(b);
+    mx_buf_free(&first);
+    mx_buf_free(&second);
+    server_stop(&s);
+}
+
+// An error after the headers is an event like the others, and nothing follows.
+static void late_errors_are_events(void **state) {
+    (void)state;
+    server s = {0};
+    server_start(&s, dir, model, "--n-parallel 1 --timeout 1");
+    int a = open_stream(&s, "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":8000}");
+    int b = open_stream(&s, "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":8000}");
+    int c = open_stream(&s, "{\"prompt\":\"x\",\"max_tokens\":8000}");
+    int fds[] = {a, b, c};
+    int timed_out = 0;
+    for (int i = 0; i < 3; i++) {
+        reply r = read_reply(fds[i]);
+        close(fds[i]);
+        if (i == 2) {
+            timed_out += r.status == 504;
+            assert_true(r.status == 504 || r.status == 200);
+            reply_free(&r);
+            continue;
+        }
+        assert_true(r.whole);
+        json_t *e = parse_events(&r.body);
+        const json_t *last = json_array_get(e, json_array_size(e) - 1);
+        if (!json_is_string(last)) {
+            assert_string_equal(text_at(last, "error/code"), "server_timeout");
+            assert_string_equal(text_at(last, "error/type"), "timeout_error");
+            timed_out++;
+        }
+        json_decref(e);
+        reply_free(&r);
+    }
+    assert_true(timed_out > 0);
+    server_stop(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_stream_is_the_whole_answer),
+        cmocka_unit_test(usage_only_when_asked),
+        cmocka_unit_test(half_characters_are_held_back),
+        cmocka_unit_test(stop_texts),
+        cmocka_unit_test(tool_calls),
+        cmocka_unit_test(reasoning),
+        cmocka_unit_test(choices_in_one_stream),
+        cmocka_unit_test(headers_come_at_once_and_pings),
+        cmocka_unit_test(late_errors_are_events),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
