@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "base/os.h"
+#include "format/store.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
@@ -67,10 +68,15 @@ static mx_status open_tokenizer(text_tools *t, const char *path, mx_err *err) {
 }
 
 static int open_tools(text_tools *t, const cli_options *o) {
-    char *path;
+    char *path, *json = mx_path_join(o->model, "tokenizer.json");
     mx_err err = {0};
-    if (!cli_resolve(o, o->model, &path)) return CLI_EXIT_LOAD;
-    mx_status st = open_tokenizer(t, path, &err);
+    mx_status st = mx_store_resolve(o->model, o->models_dir, &path, &err);
+    if (st != MX_OK && mx_path_exists(json)) { // a tokenizer without a model is enough here
+        path = mx_strdup(o->model);
+        st = MX_OK;
+    }
+    mx_free(json);
+    if (st == MX_OK) st = open_tokenizer(t, path, &err);
     mx_free(path);
     return st == MX_OK ? CLI_EXIT_OK : cli_fail(o, CLI_EXIT_LOAD, "%s", err.msg);
 }

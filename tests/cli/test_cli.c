@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 // cmocka.h needs setjmp.h and stdarg.h
 #include <cmocka.h>
@@ -521,6 +522,32 @@ static void tokenize_lines(void **state) {
     assert_non_null(strstr(p.out_text, "{\"error\":"));
 }
 
+// A folder without a model will do.
+static void tokenizer_only(void **state) {
+    (void)state;
+    static const char json[] =
+        "{\"version\":\"1.0\",\"added_tokens\":[],\"normalizer\":null,\"pre_tokenizer\":"
+        "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true},"
+        "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\","
+        "\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}}";
+    static const char config[] = "{\"chat_template\":\"[{{ messages[0].content }}]\"}";
+    char *folder = mx_path_join(dir, "only"), *path = mx_path_join(folder, "tokenizer.json"),
+         *config_path = mx_path_join(folder, "tokenizer_config.json");
+    assert_int_equal(mkdir(folder, 0700), 0);
+    ckpt_write_file(path, json, sizeof json - 1);
+    ckpt_write_file(config_path, config, sizeof config - 1);
+    pipe_through("{\"text\":\"bab\"}\n", "tokenize -m %s", folder);
+    expect(&p, 0, "{\"ids\":[1,2]}\n", NULL);
+    pipe_through("{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}\n", "template -m %s",
+                 folder);
+    expect(&p, 0, "{\"prompt\":\"[hi]\"}\n", NULL);
+    run(&p, "generate -p x -m %s", folder);
+    expect(&p, 3, "", "config.json");
+    mx_free(folder);
+    mx_free(path);
+    mx_free(config_path);
+}
+
 static void template_lines(void **state) {
     (void)state;
     pipe_through("{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}\n", "template -m %s",
@@ -724,6 +751,9 @@ static void a_chat_on_a_terminal(void **state) {
     assert_true(read_until(&p, "... "));
     say(&p, "two\"\"\"\r");
     assert_true(read_until(&p, FORCED));
+    // the next prompt, so that Ctrl-C meets the line and not the end of the reply
+    const char *reply = strstr(p.out_text, FORCED);
+    for (int i = 0; i < 200 && !strstr(reply, ">>> "); i++) read_for(&p, 0.1, "no such text");
     say(&p, "half a line\x03"); // Ctrl-C: gone
     assert_true(read_until(&p, "leaves)"));
     // Ctrl-D, again when it came before the line editor had the terminal
@@ -805,6 +835,7 @@ int main(void) {
         cmocka_unit_test(a_small_stack_limit),
         cmocka_unit_test(json_of_bench),
         cmocka_unit_test(tokenize_lines),
+        cmocka_unit_test(tokenizer_only),
         cmocka_unit_test(template_lines),
         cmocka_unit_test(perplexity_lines_and_text),
         cmocka_unit_test(the_prompt_may_come_from_a_file),
