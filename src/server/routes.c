@@ -13,31 +13,9 @@ enum {
     GEN = ROUTE_ENGINE | ROUTE_BODY | ROUTE_GEN
 };
 
-// clang-format off
 const srv_route srv_routes[] = {
-    {"GET", "/", OPEN, handle_page, "page", "a page to chat with the model", NULL, "Page"},
-    {"GET", "/health", OPEN, handle_health, "health", "200 when the model is loaded, 503 before", NULL, "Health"},
-    {"GET", "/v1/health", OPEN | ROUTE_ALIAS, handle_health, "healthV1", "as /health", NULL, "Health"},
-    {"GET", "/openapi.json", OPEN, handle_openapi, "openapi", "this description", NULL, "Any"},
-    {"GET", "/v1/models", ASK, handle_models, "listModels", "the model, under each of its names", NULL, "Models"},
-    {"GET", "/models", ASK | ROUTE_ALIAS, handle_models, "listModelsShort", "as /v1/models", NULL, "Models"},
-    {"GET", "/v1/models/", ASK | ROUTE_PREFIX, handle_model, "getModel", "one model", NULL, "Model"},
-    {"POST", "/v1/chat/completions", GEN, handle_chat, "chat", "an answer to a conversation", "ChatRequest", "Any"},
-    {"POST", "/chat/completions", GEN | ROUTE_ALIAS, handle_chat, "chatShort", "as /v1/chat/completions", "ChatRequest", "Any"},
-    {"POST", "/v1/completions", GEN, handle_text, "completions", "the continuation of a text", "CompletionRequest", "Any"},
-    {"POST", "/completion", GEN, handle_native, "completion", "the continuation of a text, llama-server's form", "NativeRequest", "Any"},
-    {"POST", "/completions", GEN | ROUTE_ALIAS, handle_native, "completionPlural", "as /completion", "NativeRequest", "Any"},
-    {"POST", "/tokenize", POST, handle_tokenize, "tokenize", "token ids of a text", "TokenizeRequest", "Any"},
-    {"POST", "/detokenize", POST, handle_detokenize, "detokenize", "text of token ids", "DetokenizeRequest", "Any"},
-    {"POST", "/apply-template", POST, handle_template, "applyTemplate", "the prompt of a conversation", "TemplateRequest", "Any"},
-    {"GET", "/props", ASK, handle_props, "props", "what runs: model, context, defaults", NULL, "Any"},
-    {"GET", "/slots", ASK, handle_slots, "slots", "places in the batch and how many are taken", NULL, "Any"},
-    {"GET", "/metrics", ASK, handle_metrics, "metrics", "counters in Prometheus' text form (with --metrics)", NULL, "Text"},
-    {"GET", "/v1/stats", ASK, handle_stats, "stats", "the engine's counters as one JSON object", NULL, "Any"},
-    {"GET", "/v1/cache/stats", ASK, handle_cache_stats, "cacheStats", "the prompt cache: hits, bytes, entries", NULL, "Any"},
-    {"POST", "/v1/cache/reset", ASK, handle_cache_reset, "cacheReset", "forget all cached prompts", NULL, "Any"},
+#include "server/routes.def"
 };
-// clang-format on
 const size_t srv_n_routes = MX_COUNT(srv_routes);
 
 static bool path_matches(const srv_route *r, const char *path, const char **arg) {
