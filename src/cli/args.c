@@ -77,6 +77,11 @@ static mx_status set_number(cli_options *o, const cli_flag *f, const char *name,
     return MX_OK;
 }
 
+static void push_text(const char ***list, size_t *n, const char *v) {
+    *list = mx_realloc(*list, (*n + 1) * sizeof **list);
+    (*list)[(*n)++] = v;
+}
+
 static mx_status set_choice(cli_options *o, const cli_flag *f, const char *name, const char *v,
                             mx_err *err) {
     size_t n = strlen(v);
@@ -121,8 +126,10 @@ static mx_status set_value(cli_options *o, const cli_flag *f, const char *name, 
         return expected(name, "an integer, 0 or more", v, err);
     case CLI_TEXTS:
         if (!v[0]) return expected(name, "a text that is not empty", v, err);
-        o->stops = mx_realloc(o->stops, (o->n_stops + 1) * sizeof *o->stops);
-        o->stops[o->n_stops++] = v;
+        if (f->offset == offsetof(cli_options, arms))
+            push_text(&o->arms, &o->n_arms, v);
+        else
+            push_text(&o->stops, &o->n_stops, v);
         return MX_OK;
     case CLI_FLAG:
     case CLI_REFUSED: break;
@@ -249,6 +256,7 @@ mx_status cli_parse(cli_options *o, const cli_command *c, int argc, char *const 
 
 void cli_options_free(cli_options *o) {
     mx_free(o->stops);
+    mx_free(o->arms);
     mx_free(o->bias);
     *o = (cli_options){0};
 }

@@ -68,7 +68,7 @@ typedef enum cli_kind {
     CLI_SEED,    // uint64_t; sets has_seed
     CLI_TEXT,    // const char *
     CLI_CHOICE,  // const char *, one of `value` (words separated by '|')
-    CLI_TEXTS,   // stops: may be repeated
+    CLI_TEXTS,   // stops or arms: may be repeated
     CLI_BIAS,    // bias: ID=NUMBER, may be repeated
     CLI_REFUSED, // known elsewhere, not in this build: an error that says so
 } cli_kind;

@@ -38,6 +38,7 @@ int cli_tokenize(const cli_options *o);
 int cli_template(const cli_options *o);
 int cli_perplexity(const cli_options *o);
 int cli_bench(const cli_options *o);
+int cli_bench_ab(const cli_options *o); // bench_ab.c
 int cli_profile(const cli_options *o);
 
 // ---- term.c: standard streams and signals. Process-wide state ----

@@ -454,6 +454,8 @@ int cli_bench(const cli_options *o) {
     }
     int64_t most = (int64_t)o->depth + MX_MAX(o->n_prefill, o->n_decode + 1) + 2;
     if (most > INT32_MAX / 2) return cli_usage(o, "-d: more than a context can hold");
+    if (o->n_arms && !o->ab) return cli_usage(o, "--arm belongs to --ab");
+    if (o->ab) return cli_bench_ab(o);
     bench b = {.o = o};
     mlxcel_params p = {.max_batch = o->n_seqs,
                        .max_queue = o->n_seqs,

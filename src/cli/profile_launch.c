@@ -174,7 +174,7 @@ static json_t *results(const launch *l, int32_t depth) {
                                         "prefill_hash", prof_hash_json(a->prefill_hash)));
     }
     json_t *j = prof_head_json(&l->rig, "launch-heavy");
-    json_object_set_new(j, "model", json_string(l->stack ? "launch-heavy stack" : l->path));
+    json_object_set_new(j, "model", cli_json_text(l->stack ? "launch-heavy stack" : l->path));
     json_object_set_new(j, "context", json_integer(depth));
     json_object_set_new(j, "rows", rows);
     json_object_set_new(j, "null_ms", json_real(s.null.median));

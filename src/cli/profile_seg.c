@@ -226,7 +226,7 @@ static void print_table(const segments *s, const char *path) {
 static int report(const segments *s, const char *path) {
     if (strcmp(s->o->output, "json") == 0) {
         json_t *j = results(s);
-        json_object_set_new(j, "model", json_string(path));
+        json_object_set_new(j, "model", cli_json_text(path));
         prof_print_json(j);
     } else {
         print_table(s, path);
