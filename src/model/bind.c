@@ -170,6 +170,11 @@ static mx_status quant_config(const binder *b, const char *base, int64_t *bits, 
     }
     const json_t *mode = own ? json_object_get(own, "mode") : NULL;
     if (!mode) mode = json_object_get(b->quant, "mode");
+    if (mode && !json_is_null(mode) && !json_is_string(mode)) {
+        return mx_err_set(b->err, MX_FORMAT,
+                          "%s: config.json: quantization: mode of %s: not a string", b->w->path,
+                          base);
+    }
     if (json_is_string(mode) && strcmp(json_string_value(mode), "affine") != 0) {
         return mx_err_set(b->err, MX_UNSUPPORTED, "%s: %s: quantization mode '%s' is not supported",
                           b->w->path, base, json_string_value(mode));

@@ -172,6 +172,44 @@ static mx_status read_row(const mx_weights *w, mx_str arch, const mx_config_row 
 
 // ---- What rows cannot say ----------------------------------------------------------------------
 
+static mx_status wrong_type(const mx_weights *w, const char *key, const char *expected,
+                            mx_err *err) {
+    return mx_err_set(err, MX_FORMAT, "%s: config.json: %s: not %s", w->path, key, expected);
+}
+
+static bool is_end_id(const json_t *v) {
+    return json_is_integer(v) && json_integer_value(v) <= INT32_MAX; // negative: none
+}
+
+static mx_status check_end_ids(const mx_weights *w, const json_t *v, const char *key, mx_err *err) {
+    bool ok = !v || json_is_null(v) || is_end_id(v) || json_is_array(v);
+    for (size_t i = 0; json_is_array(v) && i < json_array_size(v); i++) {
+        ok = ok && is_end_id(json_array_get(v, i));
+    }
+    return ok ? MX_OK : wrong_type(w, key, "a token id or a list of them", err);
+}
+
+// Blocks and lists that are looked into, not read by rows: of another type they would not be seen.
+static mx_status check_types(const mx_weights *w, mx_err *err) {
+    static const char *const inner[] = {"text_config", "language_config", "quantization",
+                                        "quantization_config"};
+    for (size_t i = 0; i < MX_COUNT(inner); i++) {
+        const json_t *v = json_object_get(w->config, inner[i]);
+        if (v && !json_is_null(v) && !json_is_object(v)) {
+            return wrong_type(w, inner[i], "an object", err);
+        }
+    }
+    static const char *const blocks[] = {"rope_scaling", "rope_parameters"};
+    for (size_t i = 0; i < MX_COUNT(blocks); i++) {
+        const json_t *v = mx_config_get(w->config, blocks[i]);
+        if (v && !json_is_object(v)) return wrong_type(w, blocks[i], "an object", err);
+    }
+    const json_t *own = mx_config_get(w->config, "eos_token_id");
+    MX_TRY(check_end_ids(w, own, "eos_token_id", err));
+    const json_t *other = json_object_get(w->generation_config, "eos_token_id");
+    return check_end_ids(w, other, "eos_token_id (of generation_config.json)", err);
+}
+
 static mx_status read_rope_type(const mx_weights *w, mx_str arch, mx_hparams *hp, mx_err *err) {
     static const char *const paths[] = {"rope_scaling.rope_type", "rope_scaling.type",
                                         "rope_parameters.rope_type",
@@ -184,9 +222,11 @@ static mx_status read_rope_type(const mx_weights *w, mx_str arch, mx_hparams *hp
     } else {
         for (size_t i = 0; i < MX_COUNT(paths) && !type.p; i++) {
             const json_t *v = mx_config_get(w->config, paths[i]);
-            if (json_is_string(v)) {
-                type = (mx_str){json_string_value(v), json_string_length(v)};
-            }
+            if (v && !json_is_string(v)) return wrong_type(w, paths[i], "a string", err);
+            if (v) type = (mx_str){json_string_value(v), json_string_length(v)};
+        }
+        if (!type.p && mx_config_get(w->config, "rope_scaling.factor")) {
+            return wrong_type(w, "rope_scaling.rope_type", "there, but a factor is", err);
         }
     }
     if (!type.p || mx_str_is(type, "default") || mx_str_is(type, "none")) {
@@ -256,7 +296,8 @@ static mx_status check_activation(const mx_family *f, const mx_weights *w, mx_er
     static const char *const gelu[] = {"gelu_pytorch_tanh", "gelu_new", NULL};
     const json_t *v = mx_config_get(w->config, "hidden_activation");
     if (!v) v = mx_config_get(w->config, "hidden_act");
-    if (!json_is_string(v)) return MX_OK;
+    if (!v) return MX_OK;
+    if (!json_is_string(v)) return wrong_type(w, "hidden_act", "a string", err);
     mx_str s = {json_string_value(v), json_string_length(v)};
     if (in_list(f->act == MX_ACT_SILU ? silu : gelu, s)) return MX_OK;
     return mx_err_set(err, MX_UNSUPPORTED,
@@ -271,7 +312,8 @@ static mx_status check_rotation(const mx_weights *w, mx_str arch, const mx_hpara
                                         "rope_parameters.full_attention.partial_rotary_factor"};
     for (size_t i = 0; w->config && i < MX_COUNT(paths); i++) {
         const json_t *v = mx_config_get(w->config, paths[i]);
-        if (!json_is_number(v) || json_number_value(v) == 1) continue;
+        if (v && !json_is_number(v)) return wrong_type(w, paths[i], "a number", err);
+        if (!v || json_number_value(v) == 1) continue;
         return mx_err_set(err, MX_UNSUPPORTED, "%s: config.json: %s %g is not supported", w->path,
                           paths[i], json_number_value(v));
     }
@@ -313,6 +355,7 @@ static mx_status derive(const mx_weights *w, mx_hparams *hp, mx_err *err) {
 mx_status mx_hparams_read(const mx_family *f, const mx_weights *w, mx_hparams *hp, mx_arena *a,
                           mx_err *err) {
     *hp = (mx_hparams){.use_window = 1};
+    if (w->config) MX_TRY(check_types(w, err));
     mx_str arch = {0};
     if (w->container == MX_CONTAINER_GGUF) mx_gguf_get_str(w, "general.architecture", &arch);
     for (size_t i = 0; i < f->n_config; i++) MX_TRY(read_row(w, arch, &f->config[i], hp, err));

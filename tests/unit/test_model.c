@@ -338,6 +338,18 @@ static void configs_that_are_not_supported_are_named(void **state) {
         {"llama/plain", "hidden_size", "128.5", "hidden_size", MX_FORMAT},
         {"llama/plain", "rms_norm_eps", "\"small\"", "rms_norm_eps", MX_FORMAT},
         {"llama/plain", "intermediate_size", NULL, "intermediate_size is missing", MX_FORMAT},
+        {"llama/plain", "hidden_act", "5", "hidden_act: not a string", MX_FORMAT},
+        {"llama/plain", "text_config", "5", "text_config: not an object", MX_FORMAT},
+        {"llama/plain", "quantization", "[4]", "quantization: not an object", MX_FORMAT},
+        {"llama/plain", "partial_rotary_factor", "\"half\"", "not a number", MX_FORMAT},
+        {"llama/linear", "rope_scaling", "\"linear\"", "rope_scaling: not an object", MX_FORMAT},
+        {"llama/linear", "rope_scaling", "{\"rope_type\":5,\"factor\":4}",
+         "rope_type: not a string", MX_FORMAT},
+        {"llama/linear", "rope_scaling", "{\"factor\":4}", "rope_scaling.rope_type", MX_FORMAT},
+        {"llama/llama3", "rope_parameters", "[]", "rope_parameters: not an object", MX_FORMAT},
+        {"llama/plain", "eos_token_id", "\"</s>\"", "eos_token_id: not a token id", MX_FORMAT},
+        {"llama/plain", "eos_token_id", "[256,1.5]", "eos_token_id: not a token id", MX_FORMAT},
+        {"llama/plain", "eos_token_id", "4294967296", "eos_token_id: not a token id", MX_FORMAT},
     };
     for (size_t i = 0; i < MX_COUNT(t); i++) {
         subject s = hf(t[i].id, "f32");
