@@ -126,8 +126,11 @@ json_t *mx_json_parse(const char *text, size_t n, size_t max_bytes, int flags, c
     root = json_loadb(text, n, opts, &e);
     if (!root) {
         char buf[FORMAT_NAME_TEXT];
+        bool nul = json_error_code(&e) == json_error_null_character ||
+                   json_error_code(&e) == json_error_null_byte_in_key;
+        const char *text_of = nul ? "NUL characters are not supported here" : e.text;
         mx_err_set(err, MX_FORMAT, "%s: line %d, column %d: %s", what, e.line, e.column,
-                   format_show(mx_str_of(e.text), buf));
+                   format_show(mx_str_of(text_of), buf));
     }
 out:
     mx_free(copy);
