@@ -268,7 +268,7 @@ static void stop_texts(void **state) {
     }
 }
 
-#define TOOLS   "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}]"
+#define TOOLS   "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
 #define USER(c) "\"messages\":[{\"role\":\"user\",\"content\":\"" c "\"}]"
 
 static void tool_calls(void **state) {
