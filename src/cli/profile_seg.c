@@ -152,6 +152,17 @@ static json_t *row_json(const segments *s, const seg_row *w) {
     return j;
 }
 
+// What the whole step moves, and the share of its time that the reads would take.
+static prof_cost whole_step(const segments *s) {
+    prof_cost c = {0};
+    for (int p = 0; p < PROF_NORM; p++) {
+        prof_cost one = prof_part_cost(s->arms[0].plan, (prof_part)p, -1, &s->facts);
+        c.read_bytes += one.read_bytes;
+        c.write_bytes += one.write_bytes;
+    }
+    return c;
+}
+
 static json_t *results(const segments *s) {
     const mx_plan *plan = s->arms[0].plan;
     json_t *j = prof_head_json(&s->rig, "segments"), *rows = json_array();
@@ -168,6 +179,12 @@ static json_t *results(const segments *s) {
     json_object_set_new(j, "segments", rows);
     json_object_set_new(j, "step_ms", json_real(step));
     json_object_set_new(j, "rest_ms", json_real(step - sum));
+    prof_cost all = whole_step(s);
+    double rate = s->rig.read_bytes_s, share = all.read_bytes / (step * 1e-3) / rate;
+    json_object_set_new(j, "tok_s", json_real(s->o->n_seqs * 1e3 / step));
+    json_object_set_new(j, "read_bytes", json_real(all.read_bytes));
+    json_object_set_new(j, "bytes", json_real(all.read_bytes + all.write_bytes));
+    json_object_set_new(j, "share", rate > 0 ? json_real(share) : json_null());
     json_object_set_new(j, "kernels", json_integer(plan->n_ops));
     json_object_set_new(j, "buffers", json_integer(plan->n_segs));
     json_object_set_new(j, "null_ms", json_real(null.median));
@@ -210,9 +227,14 @@ static void print_table(const segments *s, const char *path) {
     prof_diff null = prof_paired(&s->arms[1].ms, &s->arms[0].ms);
     prof_diff split = prof_paired(&s->arms[2].ms, &s->arms[0].ms);
     int32_t more = s->arms[2].plan->n_segs - plan->n_segs;
-    mx_buf_printf(&t, "%-20s %10.4f\n%-20s %10.4f %9.4f %8d %8d\n", "rest", step - sum,
-                  "whole step", step, null.spread, plan->n_ops, plan->n_segs);
-    mx_buf_printf(&t, "\nnull arm:        %+.4f ms\n", null.median);
+    mx_buf_printf(&t, "%-20s %10.4f\n%-20s %10.4f %9.4f %8d %8d", "rest", step - sum, "whole step",
+                  step, null.spread, plan->n_ops, plan->n_segs);
+    prof_cost all = whole_step(s);
+    mx_buf_printf(&t, " %12.0f %9.1f %5.0f%%\n", all.read_bytes + all.write_bytes,
+                  (all.read_bytes + all.write_bytes) / step * 1e-6,
+                  rate > 0 ? all.read_bytes / (step * 1e-3) / rate * 100 : 0);
+    mx_buf_printf(&t, "\ntokens a second: %.1f\n", s->o->n_seqs * 1e3 / step);
+    mx_buf_printf(&t, "null arm:        %+.4f ms\n", null.median);
     if (more > 0) {
         mx_buf_printf(&t, "boundary:        %.2f us (+- %.2f), %d more buffers of %d ops\n",
                       split.median * 1e3 / more, split.spread * 1e3 / more, more, BOUNDARY_OPS);
