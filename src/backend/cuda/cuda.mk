@@ -1,7 +1,8 @@
 # The CUDA backend: kernels to fatbins, embedded in one object. Without nvcc: a stand-in.
 # CUDA_ARCHS="90a" shortens a build for one kind of GPU.
-CUDA_ARCHS ?= 80 90a 100 120
-CUDA_PTX   ?= 80
+# Test configurations compile for one kind only: nothing of it runs where there is no GPU.
+CUDA_ARCHS ?= $(if $(WERROR)$(SAN),90a,80 90a 100 120)
+CUDA_PTX   ?= $(if $(WERROR)$(SAN),,80)
 # Fatbins do not depend on the configuration: every build folder of a checkout shares them.
 space      := $(subst ,, )
 CUDA_DIR   ?= build/cuda-$(subst $(space),-,$(strip $(CUDA_ARCHS)))
