@@ -169,6 +169,8 @@ static bool run_seqs(bench *b, bench_seq *q, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
         if (q[i].err.status != 0) b->err = q[i].err;
     }
+    // a run that ended before it was cancelled: the next one must not begin
+    if (b->err.status == 0 && cli_interrupted()) b->err.status = MX_CANCELLED;
     return b->err.status == 0;
 }
 

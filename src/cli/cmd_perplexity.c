@@ -245,6 +245,7 @@ static int lines_mode(const cli_options *o, cli_session *s) {
     mx_buf_init(&line, MAX_LINE_BYTES);
     int bad = 0, st = 0;
     for (int at = 1; st != MX_CANCELLED && cli_file_line(f, &line); at++) {
+        if (cli_interrupted()) break; // while it waited: the line may be a part
         mlxcel_error err = {0};
         st = score_line(o, s, &line, at, &err);
         if (st == 0 || st == MX_CANCELLED) continue;
@@ -259,7 +260,8 @@ static int lines_mode(const cli_options *o, cli_session *s) {
     }
     mx_buf_free(&line);
     if (f != stdin) fclose(f);
-    if (st == MX_CANCELLED) return cli_interrupted() ? CLI_EXIT_INTERRUPTED : CLI_EXIT_OK;
+    if (cli_interrupted()) return CLI_EXIT_INTERRUPTED;
+    if (st == MX_CANCELLED) return CLI_EXIT_OK;
     return bad ? cli_fail(o, CLI_EXIT_RUN, "%d lines could not be scored", bad) : CLI_EXIT_OK;
 }
 

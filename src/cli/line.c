@@ -165,7 +165,7 @@ mx_status cli_read_all(const char *path, mx_buf *out, mx_err *err) {
     char part[65536];
     size_t n;
     mx_status st = MX_OK;
-    while ((n = fread(part, 1, sizeof part, f)) > 0) mx_buf_add(out, part, n);
+    while (!out->full && (n = fread(part, 1, sizeof part, f)) > 0) mx_buf_add(out, part, n);
     if (ferror(f))
         st = mx_err_set(err, MX_IO, "%s: %s", path, strerror(errno));
     else if (out->full)

@@ -3,7 +3,8 @@
 //
 // A reader that leaves (EPIPE) ends the output quietly; any other failure is reported once, at the
 // end. While a model loads nobody watches the flag, so a signal ends the process at once; while
-// text is generated it only sets the flag and wakes whoever waits on the pipe.
+// text is generated it only sets the flag and wakes whoever waits on the pipe. SIGBUS ends it too,
+// with a message.
 #include "cli/cli.h"
 
 #include "base/mem.h"
@@ -32,6 +33,16 @@ static void on_signal(int sig) {
     errno = saved;
 }
 
+// Model files are mapped; one that becomes shorter under us leaves pages that cannot be read.
+static void on_bus_error(int sig) {
+    (void)sig;
+    static const char text[] = "mlxcel: a model file cannot be read any more; did it become "
+                               "shorter while in use?\n";
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+    end_process(atomic_load(&is_deferred) ? CLI_EXIT_RUN : CLI_EXIT_LOAD);
+}
+
 // A model file must not become descriptor 1.
 static void open_standard_streams(void) {
     for (int fd = 0; fd < 3; fd++) {
@@ -56,6 +67,9 @@ void cli_term_init(void (*end_now)(int code)) {
         sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
     signal(SIGPIPE, SIG_IGN);
+    struct sigaction bus = {.sa_handler = on_bus_error};
+    sigemptyset(&bus.sa_mask);
+    if (end_process) sigaction(SIGBUS, &bus, NULL);
 }
 
 bool cli_signals_defer(bool deferred) {

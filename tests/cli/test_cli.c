@@ -448,6 +448,30 @@ static void a_small_stack_limit(void **state) {
     expect(&p, 0, FORCED, "");
 }
 
+static void a_model_file_that_becomes_shorter(void **state) {
+    (void)state;
+    char *shrinks = mx_path_join(dir, "shrinks.gguf"), *text;
+    size_t n;
+    mx_err err = {0};
+    assert_int_equal(mx_read_file(model, 1 << 26, &text, &n, &err), MX_OK);
+    ckpt_write_file(shrinks, text, n);
+    env_name = "MLXCEL_WEIGHT_MATERIALIZATION", env_value = "lazy";
+    start(&p, "run %s", shrinks);
+    assert_true(read_until(&p, "no chat template"));
+    assert_int_equal(truncate(shrinks, 4096), 0);
+    say(&p, "hello\n");
+    finish(&p);
+    expect(&p, 1, "", "shorter while in use");
+    mx_free(text);
+    mx_free(shrinks);
+}
+
+static void input_without_an_end(void **state) {
+    (void)state;
+    run(&p, "generate -m %s -q -n 1 -f /dev/zero", model);
+    expect(&p, 1, "", "/dev/zero: longer than a prompt can be");
+}
+
 static void json_of_inspect_and_estimate(void **state) {
     (void)state;
     run(&p, "inspect %s", model);
@@ -693,6 +717,21 @@ static void seeds_and_stops_on_the_command_line(void **state) {
 
 // ---- Signals ----
 
+static void ctrl_c_ends_what_waits_or_measures(void **state) {
+    (void)state;
+    start(&p, "perplexity -m %s --jsonl", model);
+    say(&p, "{\"ids\":[1,2]}\n");
+    assert_true(read_until(&p, "logprobs"));
+    kill(p.pid, SIGINT); // it waits for a line
+    finish(&p);
+    expect(&p, 130, NULL, NULL);
+    start(&p, "bench -m %s -p 4000 --prefill-chunk 4000 -n 0 -r 1000", model);
+    mx_sleep_s(0.3);
+    kill(p.pid, SIGINT); // what runs is one step, which ends as if nothing had come
+    finish(&p);
+    expect(&p, 130, "", NULL);
+}
+
 static void ctrl_c_ends_a_generation_with_130(void **state) {
     (void)state;
     for (int s = 0; s < 2; s++) {
@@ -833,6 +872,8 @@ int main(void) {
         cmocka_unit_test(a_model_without_finite_logits),
         cmocka_unit_test(numbers_in_the_environment_have_ranges),
         cmocka_unit_test(a_small_stack_limit),
+        cmocka_unit_test(a_model_file_that_becomes_shorter),
+        cmocka_unit_test(input_without_an_end),
         cmocka_unit_test(json_of_bench),
         cmocka_unit_test(tokenize_lines),
         cmocka_unit_test(tokenizer_only),
@@ -845,6 +886,7 @@ int main(void) {
         cmocka_unit_test(conversations_grow_and_clear),
         cmocka_unit_test(a_model_without_template_chats_all_the_same),
         cmocka_unit_test(seeds_and_stops_on_the_command_line),
+        cmocka_unit_test(ctrl_c_ends_what_waits_or_measures),
         cmocka_unit_test(ctrl_c_ends_a_generation_with_130),
         cmocka_unit_test(ctrl_c_stops_the_reply_not_the_chat),
         cmocka_unit_test(a_chat_on_a_terminal),
