@@ -208,8 +208,9 @@ static void print_table(const segments *s, const char *path) {
     if (s->rig.facts.n_threads) mx_buf_printf(&t, ", %d threads", s->rig.facts.n_threads);
     mx_buf_printf(&t, "; depth %d, %d sequence%s; read rate %.1f GB/s\n\n", s->o->depth,
                   s->o->n_seqs, s->o->n_seqs == 1 ? "" : "s", rate * 1e-9);
-    mx_buf_printf(&t, "%-20s %10s %9s %8s %8s %12s %9s %6s\n", "segment", "ms/token", "+-",
-                  "kernels", "buffers", "bytes", "GB/s", "share");
+    mx_buf_printf(&t, "%-20s %10s %9s %8s %8s %12s %9s %6s\n", "segment",
+                  s->o->n_seqs == 1 ? "ms/token" : "ms/step", "+-", "kernels", "buffers", "bytes",
+                  "GB/s", "share");
     for (size_t i = 0; i < s->n_rows; i++) {
         const seg_row *w = &s->rows[i];
         double bytes = w->cost.read_bytes + w->cost.write_bytes;
