@@ -87,8 +87,9 @@ static bool fits(const cli_options *o, const char *path, const mlxcel_params *p,
     // a KV budget stands in for the full contexts
     if (p->kv_budget_bytes && p->kv_budget_bytes < e.kv_bytes) {
         e.total_bytes -= e.kv_bytes - p->kv_budget_bytes;
-        e.fits = e.total_bytes <= e.budget_bytes;
     }
+    e.total_bytes += p->prefix_cache_bytes;
+    e.fits = e.total_bytes <= e.budget_bytes;
     if (e.fits) return true;
     mx_buf b;
     mx_buf_init(&b, 0);
