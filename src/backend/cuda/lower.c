@@ -246,13 +246,14 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
                 .max_pages = b->caps.max_pages[g],
                 .kv_type = type_of(t[op->in[1]].fmt.dtype),
                 .n_rows = (int32_t)q->n_rows};
+    bool one_page = a.max_pages == 1; // dense: of any length
     bool fast = a.kv_type == KTYPE_F16 && hd % 8 == 0 && hd <= 512 && a.page_tokens >= 16 &&
-                is_pow2(a.page_tokens);
+                (one_page || is_pow2(a.page_tokens));
     if (!fast) {
         CUDA_LAUNCH(b, l, CK_attn_any, a, a.n_head, a.n_rows, 1, 128, (5 * hd + 16) * 4);
         return;
     }
-    a.page_shift = log2_of(a.page_tokens);
+    a.page_shift = one_page ? 30 : log2_of(a.page_tokens);
     int32_t size = hd <= 64 ? 0 : hd <= 128 ? 1 : hd <= 256 ? 2 : 3;
     if (plan->phase == MX_PHASE_PREFILL && a.n_rows >= 16 && size < 3) {
         int32_t hdp = 64 << size, stage = 64 * (hdp * 4 + 80);

@@ -169,7 +169,7 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
     int vt = lane / LT, vd = (lane % LT) * DPL; // this lane's token of a round, its first dim
     auto base_of = [&](int p) -> int64_t {
         int page = max(0, table[p >> a.page_shift]);
-        return page * page_elems + (int64_t)(p & (a.page_tokens - 1)) * hd;
+        return page * page_elems + (int64_t)(p & ((1 << a.page_shift) - 1)) * hd;
     };
     auto load_k = [&](int64_t base) {
 #pragma unroll

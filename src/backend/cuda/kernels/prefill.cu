@@ -63,7 +63,7 @@ template <int HD> __device__ __forceinline__ void prefill_body(const k_attn &a) 
             int tok = i / (HD / 8), d = i % (HD / 8) * 8, p = p0 + tok;
             bool ok = d < hd && p <= pos_last;
             int page = ok ? max(0, table[p >> a.page_shift]) : 0;
-            int64_t at = page * page_elems + (int64_t)(p & (a.page_tokens - 1)) * hd + d;
+            int64_t at = page * page_elems + (int64_t)(p & ((1 << a.page_shift) - 1)) * hd + d;
             if (!ok) at = 0;
             cp16_or_zero(st + tok * KS + d * 2, K + at, ok);
             cp16_or_zero(st + BK * KS + tok * VS + d * 2, V + at, ok);
