@@ -40,6 +40,7 @@ CHECKS  += sizes='tools/list_files c h cu | $(B)/tools/check_sizes'
 CHECKS  += banned='tools/list_files | $(B)/tools/check_banned'
 CHECKS  += knobs='$(B)/tools/gen_environment | tools/check_made docs/environment.md'
 CHECKS  += $(if $(PROGRAM),help='$(PROGRAM) --help-markdown | tools/check_made docs/cli.md')
+CHECKS  += $(if $(PROGRAM),server='$(PROGRAM) --help-server | tools/check_made docs/server.md')
 CHECKS  += checks='tools/check_checks $(B)'
 CHECKS  := $(if $(SAN)$(DEBUG)$(T),,$(CHECKS))
 CTOOLS  := $(if $(CHECKS),$(B)/tools/check_sizes $(B)/tools/check_banned $(B)/tools/gen_environment)
