@@ -88,12 +88,10 @@ static bool read_number(srv_req *q, const field *f, const json_t *v, double *out
 static bool read_max(srv_req *q, gen_opts *o, const field *f, const json_t *v, api_kind api) {
     double x = json_number_value(v);
     if (!json_is_number(v) || x != floor(x)) return bad(q, f->name, "an integer");
-    double least = api == API_CHAT ? 1 : api == API_TEXT ? 0 : -1;
-    if (x < least) {
+    if (x < -1 || (x == 0 && api == API_CHAT)) {
         return bad(q, f->name,
-                   api == API_CHAT   ? "an integer, 1 or more"
-                   : api == API_TEXT ? "an integer, 0 or more"
-                                     : "an integer, -1 or more");
+                   api == API_CHAT ? "an integer, 1 or more, or -1 for as many as fit"
+                                   : "an integer, 0 or more, or -1 for as many as fit");
     }
     o->max_tokens = (int32_t)fmin(x, 1e9); // the engine ends at the context
     return true;
@@ -307,10 +305,8 @@ static void schema_of(mx_buf *out, const field *f, api_kind api) {
                       f->min, f->max);
         break;
     case K_MAX:
-        mx_buf_printf(out, "{\"type\":[\"integer\",\"null\"],\"minimum\":%d",
-                      api == API_CHAT   ? 1
-                      : api == API_TEXT ? 0
-                                        : -1);
+        mx_buf_printf(out, "{\"type\":[\"integer\",\"null\"],\"minimum\":-1%s",
+                      api == API_CHAT ? ",\"not\":{\"const\":0}" : "");
         break;
     case K_STOP:
         mx_buf_printf(out,

@@ -271,7 +271,10 @@ static void note_done(gen *g, gen_job *j, const mlxcel_event *ev) {
     g->n_prompt += ev->timings.n_prompt;
     g->n_cached += ev->timings.n_cached;
     g->n_decoded += ev->timings.n_decoded;
-    if (ev->finish == MLXCEL_FINISH_ERROR && g->error.status == 0) g->error = ev->error;
+    if (ev->finish == MLXCEL_FINISH_ERROR && g->error.status == 0) {
+        g->error = ev->error;
+        gen_cancel(g); // there is one answer for all prompts, and it is the error
+    }
     if (ev->finish == MLXCEL_FINISH_CANCEL && g->error.status == 0) {
         g->error = (mlxcel_error){MX_CANCELLED, 503, "the request was cancelled"};
     }
