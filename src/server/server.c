@@ -190,6 +190,7 @@ static void free_srv(srv *s) {
     gate_free(s);
     json_decref(s->template_kwargs);
     if (s->event_fd >= 0) close(s->event_fd);
+    mx_free(s->model_path);
     mx_free(s->model_name);
     mx_free(s->model_names);
     mx_free(s->address);
@@ -202,6 +203,7 @@ mx_status mx_server_run(const mx_server_config *c, bool *loading, mx_err *err) {
     srv *s = mx_calloc(1, sizeof *s);
     s->config = *c;
     s->c = &s->config;
+    s->config.engine.model = s->model_path = mx_strdup(c->engine.model); // a load outlives the call
     s->started_wall_s = mx_wall_s();
     s->started_s = mx_now_s();
     s->listen_fd = -1;

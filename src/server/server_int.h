@@ -46,6 +46,7 @@ struct srv {
     mx_server_config config;
     mlxcel_engine *engine; // set once; read after `ready`
     mlxcel_info info;
+    char *model_path;
     char *model_name;  // of answers
     char *model_names; // aliases after the first, comma-separated
     atomic_bool ready, stopping, aborting, failed, load_ended;

@@ -181,7 +181,7 @@ static inline void reply_free(reply *r) {
 }
 
 static inline const char *reply_header(const reply *r, const char *name) {
-    static char value[1024];
+    static _Thread_local char value[1024];
     char want[128];
     snprintf(want, sizeof want, "\n%s:", name);
     const char *at = strcasestr(r->head, want);
