@@ -222,6 +222,7 @@ int cli_list(const cli_options *o) {
     size_t n;
     mx_err err = {0};
     if (o->json && o->quiet) return cli_usage(o, "--json and --quiet: expected one of them");
+    if (o->verbose && o->quiet) return cli_usage(o, "--verbose and --quiet: expected one of them");
     if (mx_store_list(o->models_dir, &e, &n, &err) != MX_OK) {
         return cli_fail(o, CLI_EXIT_RUN, "%s", err.msg);
     }

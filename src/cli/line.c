@@ -55,7 +55,8 @@ static int get_char(EditLine *e, wchar_t *out) {
         if (!fill(l)) return l->interrupted ? -1 : 0;
         utf8[n++] = l->buf[l->at++];
         if (mx_utf8_decode(utf8, n, &cp) == (int)n) {
-            *out = (wchar_t)cp;
+            // Ctrl-D of before the editor had the terminal comes as a zero
+            *out = cp ? (wchar_t)cp : 4;
             return 1;
         }
         if (((unsigned char)utf8[0] & 0xc0) != 0xc0) break;

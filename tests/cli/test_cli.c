@@ -806,6 +806,19 @@ static void a_chat_on_a_terminal(void **state) {
     assert_non_null(strstr(p.out_text, "Bye!"));
 }
 
+// Ctrl-D that is typed while the reply runs, when the editor has not got the terminal.
+static void ctrl_d_typed_ahead_leaves(void **state) {
+    (void)state;
+    start_on_terminal("run %s -n 2000 " FORCE_A, chat_model);
+    assert_true(read_until(&p, ">>> "));
+    say(&p, "x\r");
+    assert_true(read_until(&p, FORCED));
+    say(&p, "\x04");
+    finish(&p);
+    expect(&p, 0, NULL, NULL);
+    assert_non_null(strstr(p.out_text, "Bye!"));
+}
+
 static void two_ctrl_c_leave(void **state) {
     (void)state;
     start_on_terminal("run %s -n 8", chat_model);
@@ -831,6 +844,8 @@ static void list_and_remove(void **state) {
     mx_err err = {0};
     assert_int_equal(mx_mkdirs(folder, &err), MX_OK);
     tiny_write(file, &(tiny_opts){0});
+    run(&p, "list --models-dir %s -q -v", store);
+    expect(&p, 2, "", "--verbose and --quiet");
     run(&p, "list --models-dir %s --json", store);
     expect(&p, 0, NULL, NULL);
     json_t *j = json_loads(p.out_text, 0, NULL), *e = json_array_get(j, 0);
@@ -891,6 +906,7 @@ int main(void) {
         cmocka_unit_test(ctrl_c_ends_a_generation_with_130),
         cmocka_unit_test(ctrl_c_stops_the_reply_not_the_chat),
         cmocka_unit_test(a_chat_on_a_terminal),
+        cmocka_unit_test(ctrl_d_typed_ahead_leaves),
         cmocka_unit_test(two_ctrl_c_leave),
         cmocka_unit_test(list_and_remove),
     };
