@@ -238,14 +238,22 @@ static int score_line(const cli_options *o, cli_session *s, const mx_buf *line, 
     return st;
 }
 
+// The next line. While it waits a signal ends the process: nothing is under way. False too when
+// one came before.
+static bool next_line(FILE *f, mx_buf *line) {
+    bool before = cli_signals_defer(false);
+    bool got = !cli_interrupted() && cli_file_line(f, line);
+    cli_signals_defer(before);
+    return got && !cli_interrupted();
+}
+
 static int lines_mode(const cli_options *o, cli_session *s) {
     FILE *f = !o->file || strcmp(o->file, "-") == 0 ? stdin : fopen(o->file, "rb");
     if (!f) return cli_fail(o, CLI_EXIT_RUN, "%s: cannot be read", o->file);
     mx_buf line;
     mx_buf_init(&line, MAX_LINE_BYTES);
     int bad = 0, st = 0;
-    for (int at = 1; st != MX_CANCELLED && cli_file_line(f, &line); at++) {
-        if (cli_interrupted()) break; // while it waited: the line may be a part
+    for (int at = 1; st != MX_CANCELLED && next_line(f, &line); at++) {
         mlxcel_error err = {0};
         st = score_line(o, s, &line, at, &err);
         if (st == 0 || st == MX_CANCELLED) continue;
