@@ -82,6 +82,14 @@ void mx_file_populate(const mx_file *f, size_t offset, size_t n_bytes) {
     for (size_t i = 0; i < n; i += 4096) sink = (unsigned char)(sink ^ f->data[start + i]);
 }
 
+void mx_file_release(const mx_file *f, size_t offset, size_t n_bytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), start = (offset + page - 1) / page * page;
+    if (offset >= f->n_bytes) return;
+    size_t end = offset + MX_MIN(n_bytes, f->n_bytes - offset);
+    if (end != f->n_bytes) end = end / page * page;
+    if (end > start) madvise((void *)(uintptr_t)(f->data + start), end - start, MADV_DONTNEED);
+}
+
 mx_status mx_read_file(const char *path, size_t max_bytes, char **out, size_t *n, mx_err *err) {
     int fd;
     size_t size;

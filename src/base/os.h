@@ -20,6 +20,8 @@ void mx_file_close(mx_file *f);
 void mx_file_prefetch(const mx_file *f, size_t offset, size_t n_bytes);
 // Touches every page of the range so that it is resident when the call returns.
 void mx_file_populate(const mx_file *f, size_t offset, size_t n_bytes);
+// Gives back the whole pages of the range; reading them again reads the file again.
+void mx_file_release(const mx_file *f, size_t offset, size_t n_bytes);
 
 // Reads a whole file of at most max_bytes into memory; *out is mx_free'd by the caller and
 // NUL-terminated. Errors as mx_file_open, TOOLARGE.

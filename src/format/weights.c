@@ -309,6 +309,14 @@ mx_status mx_weights_check_files(const mx_weights *w, mx_err *err) {
     return MX_OK;
 }
 
+void mx_weights_release(const mx_weights *w, const void *data, size_t n_bytes) {
+    for (int32_t i = 0; i < w->n_files; i++) {
+        const mx_file *f = &w->files[i];
+        size_t offset = (size_t)((uintptr_t)data - (uintptr_t)f->data);
+        if (f->data && offset < f->n_bytes) mx_file_release(f, offset, n_bytes);
+    }
+}
+
 const mx_wtensor *mx_weights_find(const mx_weights *w, mx_str name) {
     int32_t i;
     return mx_map_get(&w->by_name, name, &i) ? &w->tensors[i] : NULL;

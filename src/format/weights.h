@@ -102,6 +102,9 @@ void mx_weights_close(mx_weights *w);
 // (reading past its end would end the process). For a loader, before and after it copies.
 mx_status mx_weights_check_files(const mx_weights *w, mx_err *err);
 
+// Gives back the memory of bytes of a file that were copied elsewhere; they can still be read.
+// Bytes that belong to no file are left alone.
+void mx_weights_release(const mx_weights *w, const void *data, size_t n_bytes);
 const mx_wtensor *mx_weights_find(const mx_weights *w, mx_str name); // NULL when absent
 const mx_gguf_kv *mx_gguf_find(const mx_weights *w, const char *key);
 // Typed getters: false when absent or of another kind (integers of any width convert when they

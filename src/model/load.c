@@ -56,6 +56,19 @@ static mx_status load_unpermuted(mx_model *m, bound_weight *w, mx_err *err) {
     return st;
 }
 
+// The file's pages of a copied weight are given back, so that it is in memory once.
+static void release_source(const mx_model *m, const bound_weight *w) {
+    size_t row, code, rows = (size_t)w->view.n_rows;
+    if (w->tensor.buf->borrowed && !w->copy) return;
+    CHECK(mx_wfmt_row_bytes(w->view.fmt, w->view.n_cols, &row) &&
+          mx_wfmt_code_bytes(w->view.fmt, w->view.n_cols, &code));
+    bool affine = w->view.fmt.dtype == MX_AFFINE;
+    mx_weights_release(m->weights, w->view.data, (affine ? code : row) * rows);
+    if (!affine) return;
+    mx_weights_release(m->weights, w->view.scales, (row - code) / 2 * rows);
+    mx_weights_release(m->weights, w->view.biases, (row - code) / 2 * rows);
+}
+
 mx_status model_materialize(mx_model *m, bound_weight *w, mx_err *err) {
     if (w->resident || !w->present) return MX_OK;
     mx_status st;
@@ -66,6 +79,7 @@ mx_status model_materialize(mx_model *m, bound_weight *w, mx_err *err) {
     else
         st = m->backend->ops->upload(m->backend, &w->tensor, &w->view, err);
     MX_TRY(st);
+    release_source(m, w);
     w->tensor.kind = MX_T_WEIGHT;
     w->resident = true;
     m->load.n_tensors++;

@@ -122,6 +122,32 @@ static void files_are_replaced_whole(void **state) {
     unlink(path);
 }
 
+// Pages that are given back can be read again; the rest of the file is left alone.
+static void file_pages_are_given_back(void **state) {
+    (void)state;
+    enum { SIZE = 48 << 20, MARGIN = 16 << 20, FROM = 4097, UNTIL = SIZE - 5000 };
+    char path[] = "/tmp/mx_base_XXXXXX";
+    close(mkstemp(path));
+    mx_err e = {0};
+    mx_file f;
+    char *text = mx_alloc(SIZE);
+    for (size_t i = 0; i < SIZE; i++) text[i] = (char)(i * 2654435761u >> 24);
+    assert_int_equal(mx_write_file_atomic(path, text, SIZE, &e), MX_OK);
+    assert_int_equal(mx_file_open(&f, path, &e), MX_OK);
+    mx_file_populate(&f, 0, SIZE);
+    uint64_t full = mx_mem_rss_bytes();
+    mx_file_release(&f, FROM, UNTIL - FROM);
+    assert_true(mx_mem_rss_bytes() + MARGIN < full);
+    mx_file_release(&f, SIZE + 1, 1);
+    mx_file_release(&f, 1, 10);
+    assert_memory_equal(f.data, text, SIZE);
+    mx_file_release(&f, 0, SIZE_MAX);
+    assert_memory_equal(f.data, text, SIZE);
+    mx_file_close(&f);
+    mx_free(text);
+    unlink(path);
+}
+
 static void knobs_fall_back_to_the_table(void **state) {
     (void)state;
     setenv("MLXCEL_MIN_OPS_PER_BUFFER", "12", 1);
@@ -145,6 +171,7 @@ int main(void) {
         cmocka_unit_test(map_finds_what_was_put),
         cmocka_unit_test(arena_honours_its_ceiling),
         cmocka_unit_test(files_are_replaced_whole),
+        cmocka_unit_test(file_pages_are_given_back),
         cmocka_unit_test(knobs_fall_back_to_the_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
