@@ -222,8 +222,10 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *buf, size_t max) {
 }
 
 static void start_stream(srv_req *q) {
+    pthread_mutex_lock(&q->lock);
     q->streaming = true;
     q->last_write_s = mx_now_s();
+    pthread_mutex_unlock(&q->lock);
     struct MHD_Response *r =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32768, read_stream, q, NULL);
     MHD_add_response_header(r, "Cache-Control", "no-cache");

@@ -103,10 +103,10 @@ struct srv_req {
     // streams
     mx_buf out;
     size_t out_pos;
-    bool streaming, ended;
+    bool ended;
     // shared with the engine thread and the watcher
     pthread_mutex_t lock;
-    bool suspended, wake, gone, ping;
+    bool suspended, wake, gone, ping, streaming;
     double last_write_s;
     int fd; // this and the following: under srv.lock
     bool is_quiet;
