@@ -36,6 +36,10 @@ VEC_FN int32_t start_of(const record *r, int t) {
 VEC_FN int32_t half_of(const record *r, int t) {
     return mm_i32(r->num + 4 * (3 * CPU_ACT_BLOCK + t));
 }
+// start - half; rows past the last one hold anything, so it wraps
+VEC_FN int32_t rest_of(const record *r, int t) {
+    return (int32_t)((uint32_t)start_of(r, t) - (uint32_t)half_of(r, t));
+}
 
 // One stream with many rows computes for so long between its loads that the hardware stops
 // fetching ahead: with 8 rows this gave 16 % (EPYC 9004, 1 thread). With several streams it cost
@@ -99,7 +103,7 @@ VEC_FN void add_k6_unit(vf *y, int rows, const uint8_t *unit, const record *r, v
         MM_FORGET_POINTER(x);
         MM_UNROLL for (int t = 0; t < rows; t++) {
             dot[0][t] = vi_start(half_of(r, t), 6);
-            dot[1][t] = vi_start(start_of(r, t) - half_of(r, t), 6);
+            dot[1][t] = vi_start(rest_of(r, t), 6);
         }
         vi_dot(dot[0], rows, unit + k * VI_BYTES, 6, 0, x, r->xs);
         vi_dot(dot[1], rows, unit + k * VI_BYTES, 6, 1, x + 16, r->xs);

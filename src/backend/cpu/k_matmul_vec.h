@@ -208,7 +208,8 @@ VEC_FN vp vp_fma(vp a, vp b, vp c) {
 
 // With 8 bits vi_dot centres the codes itself.
 VEC_FN vi vi_start(int32_t n, int bits) {
-    return bits == 8 ? _mm256_setzero_si256() : _mm256_set1_epi32(n * (1 << (bits - 1)));
+    return bits == 8 ? _mm256_setzero_si256()
+                     : _mm256_set1_epi32((int32_t)((uint32_t)n << (bits - 1)));
 }
 VEC_FN vp vi_float(vi a) {
     return _mm256_cvtepi32_ps(a);
@@ -372,7 +373,7 @@ VEC_FN vp vp_fma(vp a, vp b, vp c) {
 
 VEC_FN vi vi_start(int32_t n, int bits) {
     vi r;
-    for (int i = 0; i < 16; i++) r.v[i] = n * (1 << (bits - 1));
+    for (int i = 0; i < 16; i++) r.v[i] = (int32_t)((uint32_t)n << (bits - 1));
     return r;
 }
 VEC_FN vf vi_float(vi a) {
