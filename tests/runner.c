@@ -83,6 +83,10 @@ static void job_init(job *j, const char *arg, const options *opt) {
 }
 
 _Noreturn static void become(const job *j, const sigset_t *old) {
+    // a job in the background of a script inherits these ignored
+    signal(SIGINT, SIG_DFL);
+    signal(SIGHUP, SIG_DFL);
+    signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, old, NULL);
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
