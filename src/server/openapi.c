@@ -82,7 +82,7 @@ static void put_operation(mx_buf *b, const srv_route *r) {
                   "\"schema\":{\"$ref\":\"#/components/schemas/%s\"}}",
                   content_type(r), r->response);
     if (r->flags & ROUTE_GEN) {
-        mx_buf_puts(b, ",\"text/event-stream\":{\"schema\":{\"type\":\"string\"}}");
+        mx_buf_puts(b, ",\"text/event-stream\":{}");
     }
     mx_buf_puts(b, "}}");
     for (size_t i = 0; i < MX_COUNT(error_codes); i++) {

@@ -391,8 +391,9 @@ static bool read_until(int fd, mx_buf *b, const char *what) {
 static void headers_come_at_once_and_pings(void **state) {
     (void)state;
     server s = {0};
-    server_start(&s, dir, model, "--n-parallel 1 --sse-ping-interval 1 --max-queue-depth 1");
-    static const char endless[] = "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":8000}";
+    server_start(&s, dir, model,
+                 "-c 32768 --n-parallel 1 --sse-ping-interval 1 --max-queue-depth 1");
+    static const char endless[] = "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":32000}";
     mx_buf first, second;
     mx_buf_init(&first, 0), mx_buf_init(&second, 0);
     int a = open_stream(&s, endless);
