@@ -22,6 +22,6 @@ with server("--metrics", "--timeout", "5", "--no-request-log", "--n-predict", "1
     done = subprocess.run(
         [program, "run", address + "/openapi.json", "--phases", "fuzzing", "--mode", "all",
          "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,"
-         "response_schema_conformance", "--max-examples", str(each), "--seed", "1", "--no-color", "--workers", "2",
+         "response_schema_conformance", "--max-examples", str(each), "--seed", "1", "--no-color", "--workers", "1",
          "--suppress-health-check", "all"], stdin=subprocess.DEVNULL, cwd=tempfile.gettempdir())
     assert done.returncode == 0, "schemathesis found something"
