@@ -63,6 +63,7 @@ typedef struct mlxcel_info {                  // strings live as long as the eng
     const char *decode_path; // "native batched forward"
     const char *fallbacks;   // one line each for what was asked for and declined; "" when nothing
     const char *budget_prefill, *budget_decode, *budget_decode_sync; // as logged
+    const char *sampling; // what the checkpoint suggests and where it says so; "" when nothing
     int32_t n_threads, n_vocab, n_layers, ctx_size, ctx_train, max_batch, prefill_chunk;
     int32_t bos, eos; // -1: none
     bool has_template, exact;
@@ -121,6 +122,23 @@ typedef struct mlxcel_sampling {
     size_t n_bias;
 } mlxcel_sampling;
 void mlxcel_sampling_init(mlxcel_sampling *s);
+
+// Fields that a checkpoint may suggest a value for (generation_config.json, general.sampling.* of a
+// GGUF file).
+enum {
+    MLXCEL_SAMPLING_TEMPERATURE = 1,
+    MLXCEL_SAMPLING_TOP_K = 2,
+    MLXCEL_SAMPLING_TOP_P = 4,
+    MLXCEL_SAMPLING_MIN_P = 8,
+    MLXCEL_SAMPLING_TYPICAL_P = 16,
+    MLXCEL_SAMPLING_REPEAT_PENALTY = 32,
+    MLXCEL_SAMPLING_REPEAT_LAST_N = 64,
+    MLXCEL_SAMPLING_XTC_PROBABILITY = 128,
+    MLXCEL_SAMPLING_XTC_THRESHOLD = 256
+};
+// Writes what the model's checkpoint suggests for the fields of `which` to s; returns those it
+// wrote. The engine applies nothing by itself.
+uint32_t mlxcel_suggest_sampling(const mlxcel_engine *e, uint32_t which, mlxcel_sampling *s);
 
 typedef enum mlxcel_priority {
     MLXCEL_PRIORITY_NORMAL,

@@ -138,6 +138,20 @@ static mx_status set_value(cli_options *o, const cli_flag *f, const char *name, 
     return MX_INTERNAL;
 }
 
+static void note_given(cli_options *o, const cli_flag *f) {
+    size_t i = (size_t)(f - cli_flags);
+    CHECK(i < MX_COUNT(o->given) * 64);
+    o->given[i / 64] |= (uint64_t)1 << (i % 64);
+}
+
+bool cli_is_given(const cli_options *o, size_t offset) {
+    for (size_t i = 0; i < cli_n_flags; i++) {
+        bool given = o->given[i / 64] >> (i % 64) & 1u;
+        if (given && cli_flags[i].kind != CLI_REFUSED && cli_flags[i].offset == offset) return true;
+    }
+    return false;
+}
+
 // ---- Arguments ----
 
 // One argument that starts with '-'; takes the next one (*i moves) when it needs a value.
@@ -152,6 +166,7 @@ static mx_status parse_flag(cli_options *o, const cli_command *c, int argc, char
     if (f->kind == CLI_REFUSED) {
         return mx_err_set(err, MX_INVALID, "%s: %s in this version", name, f->help);
     }
+    note_given(o, f);
     if (f->kind == CLI_FLAG) {
         if (eq) return mx_err_set(err, MX_INVALID, "%s takes no value", name);
         *(bool *)field(o, f) = true;
@@ -214,6 +229,7 @@ static mx_status set_environment(cli_options *o, mx_err *err) {
         if (!v) continue;
         const cli_flag *f = find_flag(o, serve_env[i].flag, strlen(serve_env[i].flag));
         CHECK(f != NULL);
+        note_given(o, f);
         if (f->kind == CLI_FLAG)
             *(bool *)field(o, f) = mx_knob_flag(serve_env[i].knob);
         else

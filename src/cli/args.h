@@ -59,6 +59,7 @@ typedef struct cli_options {
     int32_t threads_http, sse_ping, timeout_s, idle_timeout_s;
     float grace_s;
     bool metrics, no_slots, no_web, reuse_port, no_request_log, no_prompt_cache, as_always;
+    uint64_t given[4]; // bit per row of the table: set by an argument or the environment
 } cli_options;
 
 typedef enum cli_kind {
@@ -105,6 +106,9 @@ const cli_command *cli_find_command(const char *name);
 // expected. Free with cli_options_free also after an error. Strings point into argv.
 mx_status cli_parse(cli_options *o, const cli_command *c, int argc, char *const *argv, mx_err *err);
 void cli_options_free(cli_options *o);
+
+// True when an argument or the environment set the field at this offset of cli_options.
+bool cli_is_given(const cli_options *o, size_t offset);
 
 // True when one of the flag's spellings is `name` (n bytes).
 bool cli_flag_is(const cli_flag *f, const char *name, size_t n);

@@ -103,6 +103,29 @@ static bool fits(const cli_options *o, const char *path, const mlxcel_params *p,
     return false;
 }
 
+// Fields of sampling that were set here, which a checkpoint's suggestions leave alone.
+static uint32_t sampling_given(const cli_options *o) {
+    static const struct {
+        size_t offset;
+        uint32_t bit;
+    } rows[] = {
+        {offsetof(cli_options, temperature), MLXCEL_SAMPLING_TEMPERATURE},
+        {offsetof(cli_options, top_k), MLXCEL_SAMPLING_TOP_K},
+        {offsetof(cli_options, top_p), MLXCEL_SAMPLING_TOP_P},
+        {offsetof(cli_options, min_p), MLXCEL_SAMPLING_MIN_P},
+        {offsetof(cli_options, typical_p), MLXCEL_SAMPLING_TYPICAL_P},
+        {offsetof(cli_options, repeat_penalty), MLXCEL_SAMPLING_REPEAT_PENALTY},
+        {offsetof(cli_options, repeat_last_n), MLXCEL_SAMPLING_REPEAT_LAST_N},
+        {offsetof(cli_options, xtc_probability), MLXCEL_SAMPLING_XTC_PROBABILITY},
+        {offsetof(cli_options, xtc_threshold), MLXCEL_SAMPLING_XTC_THRESHOLD},
+    };
+    uint32_t bits = 0;
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        if (cli_is_given(o, rows[i].offset)) bits |= rows[i].bit;
+    }
+    return bits;
+}
+
 static void fill(const cli_options *o, const char *path, mx_server_config *c) {
     uint64_t body = 0;
     c->engine.model = path;
@@ -134,6 +157,7 @@ static void fill(const cli_options *o, const char *path, mx_server_config *c) {
     c->stop_fd = cli_signal_fd();
     c->on_stopping = on_stopping;
     cli_sampling(o, &c->sampling);
+    c->sampling_given = sampling_given(o);
     c->max_body = mx_parse_size(o->max_body, &body) ? (int32_t)MX_MIN(body, INT32_MAX - 1) : 0;
 }
 

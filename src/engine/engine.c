@@ -3,6 +3,7 @@
 #include "engine/engine_int.h"
 
 #include "base/mem.h"
+#include "engine/suggest.h"
 
 #include <string.h>
 
@@ -100,6 +101,7 @@ int mlxcel_open(mlxcel_engine **out, const mlxcel_params *p, mlxcel_error *error
     e->info.bos = mx_tokenizer_bos(e->tok);
     e->info.eos = e->n_eos > 0 ? e->eos_ids[0] : -1;
     e->info.has_template = e->tmpl != NULL;
+    e->info.sampling = e->info_text[4];
     *out = e;
     return MX_OK;
 }
@@ -112,6 +114,12 @@ void mlxcel_close(mlxcel_engine *e) {
 
 void mlxcel_get_info(const mlxcel_engine *e, mlxcel_info *out) {
     *out = e->info;
+}
+
+uint32_t mlxcel_suggest_sampling(const mlxcel_engine *e, uint32_t which, mlxcel_sampling *s) {
+    uint32_t bits = which & e->suggested_bits;
+    engine_copy_suggestions(s, &e->suggested, bits);
+    return bits;
 }
 
 void mlxcel_get_stats(mlxcel_engine *e, mlxcel_stats *out) {

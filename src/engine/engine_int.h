@@ -101,6 +101,8 @@ struct mlxcel_engine {
     mx_template *tmpl;
     int32_t *eos_ids;
     int32_t n_eos;
+    mlxcel_sampling suggested; // its fields of suggested_bits are the checkpoint's
+    uint32_t suggested_bits;
     // engine thread
     mx_backend *backend;
     mx_backend_facts facts;

@@ -5,6 +5,7 @@
 #include "base/knobs.h"
 #include "base/mem.h"
 #include "engine/device.h"
+#include "engine/suggest.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -39,6 +40,14 @@ static void collect_eos(mlxcel_engine *e) {
     for (int32_t i = 0; i < n && i < (int32_t)MX_COUNT(ids); i++) add_eos(e, ids[i]);
 }
 
+static void read_suggestions(mlxcel_engine *e) {
+    mx_buf text;
+    mx_buf_init(&text, 0);
+    mlxcel_sampling_init(&e->suggested);
+    e->suggested_bits = engine_read_suggestions(&e->weights, &e->suggested, &text);
+    e->info_text[4] = mx_buf_take(&text);
+}
+
 mx_status engine_load_text(mlxcel_engine *e, mx_err *err) {
     if (e->weights.made) {
         MX_TRY(mx_tokenizer_open_bytes(&e->tok, err));
@@ -54,6 +63,7 @@ mx_status engine_load_text(mlxcel_engine *e, mx_err *err) {
         MX_TRY(st);
     }
     collect_eos(e);
+    read_suggestions(e);
     mx_str source = mx_tokenizer_template(e->tok, NULL);
     if (source.n == 0) return MX_OK;
     mx_err why = {0};

@@ -86,16 +86,14 @@ static void put_text(mx_buf *b, const char *name, const char *value) {
 void handle_props(srv_req *q) {
     const srv *s = q->s;
     const mlxcel_info *i = &s->info;
-    const mlxcel_sampling *d = &s->c->sampling;
     mx_buf b;
     mx_buf_init(&b, 0);
-    mx_buf_printf(&b,
-                  "{\"total_slots\":%d,\"default_generation_settings\":{\"n_ctx\":%d,"
-                  "\"n_predict\":%d,\"temperature\":%.7g,\"top_k\":%d,\"top_p\":%.7g,"
-                  "\"min_p\":%.7g,\"repeat_penalty\":%.7g},\"modalities\":{\"vision\":false,"
-                  "\"audio\":false}",
-                  i->max_batch, i->ctx_size, s->c->n_predict, (double)d->temperature, d->top_k,
-                  (double)d->top_p, (double)d->min_p, (double)d->repeat_penalty);
+    mx_buf_printf(
+        &b, "{\"total_slots\":%d,\"default_generation_settings\":{\"n_ctx\":%d,\"n_predict\":%d,",
+        i->max_batch, i->ctx_size, s->c->n_predict);
+    sampling_json(&b, &s->c->sampling);
+    mx_buf_puts(&b, "},\"modalities\":{\"vision\":false,\"audio\":false}");
+    put_text(&b, "sampling_suggested", i->sampling);
     put_text(&b, "model_alias", s->model_name);
     put_text(&b, "build_info", "mlxcel " MLXCEL_VERSION);
     put_text(&b, "family", i->family);

@@ -153,23 +153,28 @@ void handle_native(srv_req *q) {
 
 // ---- Answers ----
 
-static void put_settings(const gen *g, const gen_choice *c, mx_buf *b) {
-    const mlxcel_sampling *s = &g->o.sampling;
+void sampling_json(mx_buf *b, const mlxcel_sampling *s) {
     mx_buf_printf(b,
-                  "{\"n_predict\":%d,\"seed\":%llu,\"temperature\":%.7g,\"top_k\":%d,"
-                  "\"top_p\":%.7g,\"min_p\":%.7g,\"typical_p\":%.7g,\"top_n_sigma\":%.7g,"
-                  "\"xtc_probability\":%.7g,\"xtc_threshold\":%.7g,\"repeat_last_n\":%d,"
-                  "\"repeat_penalty\":%.7g,\"presence_penalty\":%.7g,\"frequency_penalty\":%.7g,"
-                  "\"dry_multiplier\":%.7g,\"dry_base\":%.7g,\"dry_allowed_length\":%d,"
-                  "\"dry_penalty_last_n\":%d,\"ignore_eos\":%s,\"min_tokens\":%d,\"stream\":%s,"
-                  "\"n_probs\":%d,\"stop\":[",
-                  g->o.max_tokens, (unsigned long long)c->seed, (double)s->temperature, s->top_k,
-                  (double)s->top_p, (double)s->min_p, (double)s->typical_p, (double)s->top_n_sigma,
-                  (double)s->xtc_probability, (double)s->xtc_threshold, s->repeat_last_n,
-                  (double)s->repeat_penalty, (double)s->presence_penalty,
-                  (double)s->frequency_penalty, (double)s->dry_multiplier, (double)s->dry_base,
-                  s->dry_allowed_length, s->dry_last_n, s->ignore_eos ? "true" : "false",
-                  s->min_tokens, g->o.stream ? "true" : "false", MX_MAX(g->o.logprobs, 0));
+                  "\"temperature\":%.7g,\"top_k\":%d,\"top_p\":%.7g,\"min_p\":%.7g,"
+                  "\"typical_p\":%.7g,\"top_n_sigma\":%.7g,\"xtc_probability\":%.7g,"
+                  "\"xtc_threshold\":%.7g,\"repeat_last_n\":%d,\"repeat_penalty\":%.7g,"
+                  "\"presence_penalty\":%.7g,\"frequency_penalty\":%.7g,\"dry_multiplier\":%.7g,"
+                  "\"dry_base\":%.7g,\"dry_allowed_length\":%d,\"dry_penalty_last_n\":%d,"
+                  "\"ignore_eos\":%s,\"min_tokens\":%d",
+                  (double)s->temperature, s->top_k, (double)s->top_p, (double)s->min_p,
+                  (double)s->typical_p, (double)s->top_n_sigma, (double)s->xtc_probability,
+                  (double)s->xtc_threshold, s->repeat_last_n, (double)s->repeat_penalty,
+                  (double)s->presence_penalty, (double)s->frequency_penalty,
+                  (double)s->dry_multiplier, (double)s->dry_base, s->dry_allowed_length,
+                  s->dry_last_n, s->ignore_eos ? "true" : "false", s->min_tokens);
+}
+
+static void put_settings(const gen *g, const gen_choice *c, mx_buf *b) {
+    mx_buf_printf(b, "{\"n_predict\":%d,\"seed\":%llu,", g->o.max_tokens,
+                  (unsigned long long)c->seed);
+    sampling_json(b, &g->o.sampling);
+    mx_buf_printf(b, ",\"stream\":%s,\"n_probs\":%d,\"stop\":[", g->o.stream ? "true" : "false",
+                  MX_MAX(g->o.logprobs, 0));
     for (size_t i = 0; i < g->o.n_stops; i++) {
         if (i) mx_buf_putc(b, ',');
         mx_buf_json(b, mx_str_of(g->o.stops[i]));

@@ -64,6 +64,12 @@ static void say_loaded(const srv *s) {
            (double)s->c->engine.prefix_cache_bytes * 1e-9);
     mx_log(MX_LOG_INFO, "command buffers: prefill %s; decode %s; synchronous decode %s",
            i->budget_prefill, i->budget_decode, i->budget_decode_sync);
+    const mlxcel_sampling *d = &s->c->sampling;
+    mx_log(MX_LOG_INFO,
+           "sampling defaults: temperature %.6g, top_k %d, top_p %.6g, min_p %.6g, repeat_penalty "
+           "%.6g; suggested by the model: %s",
+           (double)d->temperature, d->top_k, (double)d->top_p, (double)d->min_p,
+           (double)d->repeat_penalty, i->sampling[0] ? i->sampling : "nothing");
     if (i->fallbacks[0]) mx_log(MX_LOG_WARN, "declined: %s", i->fallbacks);
     mx_log(MX_LOG_INFO, "Model loaded in %.3fs; ready at %s", i->load_s, s->address);
 }
@@ -73,6 +79,7 @@ static void *load_main(void *arg) {
     mlxcel_error err = {0};
     if (mlxcel_open(&s->engine, &s->c->engine, &err) == 0) {
         mlxcel_get_info(s->engine, &s->info);
+        mlxcel_suggest_sampling(s->engine, ~s->c->sampling_given, &s->config.sampling);
         s->knows_thinking = s->info.has_template && knows_thinking(s);
         s->has_mistral_calls = is_one_token(s, "[TOOL_CALLS]");
         s->has_python_tag = is_one_token(s, "<|python_tag|>");

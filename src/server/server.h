@@ -26,7 +26,9 @@ typedef struct mx_server_config {
     int32_t timeout_s, idle_timeout_s, max_body; // max_body in bytes
     double grace_s;                              // of shutdown
     bool metrics, slots, props_post, no_web, reuse_port, log_requests;
-    mlxcel_sampling sampling; // defaults of requests
+    mlxcel_sampling sampling; // defaults of requests; the checkpoint's suggestions replace its
+                              // fields, but for those of sampling_given
+    uint32_t sampling_given;  // MLXCEL_SAMPLING_* bits
     int32_t n_predict;        // default of max_tokens; < 0: until the context is full
     // Waits for a signal: returns when the file descriptor becomes readable.
     int stop_fd;

@@ -309,8 +309,9 @@ void openai_reply(gen *g, mx_buf *out);
 void native_emit(gen_choice *c, mx_str text);
 void native_emit_end(gen_choice *c, const mlxcel_timings *t);
 void native_reply(gen *g, mx_buf *out);
-void timings_json(mx_buf *out, const mlxcel_timings *t); // the object
-void probs_add(gen_choice *c, const mlxcel_token *t);    // into c->probs, c->values, ...
+void timings_json(mx_buf *out, const mlxcel_timings *t);   // the object
+void sampling_json(mx_buf *out, const mlxcel_sampling *s); // pairs, without the braces
+void probs_add(gen_choice *c, const mlxcel_token *t);      // into c->probs, c->values, ...
 
 // {"messages":..., "tools":..., ...} for mlxcel_apply_template, from a request's body.
 json_t *chat_template_request(srv_req *q, const json_t *tools, json_t *kwargs);

@@ -630,6 +630,52 @@ static void bad_flags(void **state) {
     assert_int_equal(server_end(&s, 20), 3);
 }
 
+static double setting(server *s, const char *body, const char *name) {
+    json_t *v = body ? post_json(s, "/completion", body, 200) : get_json(s, "/props", 200);
+    char path[96];
+    snprintf(path, sizeof path, "%s/%s",
+             body ? "generation_settings" : "default_generation_settings", name);
+    json_t *x = at(v, path);
+    assert_true(json_is_number(x));
+    double out = json_number_value(x);
+    json_decref(v);
+    return out;
+}
+
+// A request wins over a flag, a flag over the model, the model over what is built in.
+static void defaults_of_the_model(void **state) {
+    (void)state;
+    char *tiny = mx_path_join(dir, "suggests.gguf");
+    tiny_write(tiny, &(tiny_opts){.suggests = true});
+    server s = {0};
+    setenv("LLAMA_ARG_N_PREDICT", "2", 1);
+    server_start(&s, dir, tiny, "--top-p 0.5");
+    assert_true(setting(&s, NULL, "temperature") == 0.25);
+    assert_int_equal(setting(&s, NULL, "top_k"), 33);
+    assert_true(setting(&s, NULL, "top_p") == 0.5);
+    assert_true(setting(&s, NULL, "min_p") == 0.05);
+    json_t *v = get_json(&s, "/props", 200);
+    assert_string_equal(text_at(v, "sampling_suggested"),
+                        "temperature 0.25, top_k 33 (the GGUF file)");
+    json_decref(v);
+    static const char plain[] = "{\"prompt\":\"x\"}";
+    static const char own[] = "{\"prompt\":\"x\",\"temperature\":0.75}";
+    assert_true(setting(&s, plain, "temperature") == 0.25);
+    assert_true(setting(&s, own, "temperature") == 0.75);
+    assert_int_equal(setting(&s, own, "top_k"), 33);
+    char *log = server_log(&s);
+    assert_non_null(strstr(log, "general.sampling.min_p: expected a number from 0 to 1; not used"));
+    assert_non_null(strstr(log, "suggested by the model: temperature 0.25, top_k 33"));
+    mx_free(log);
+    server_stop(&s);
+    server_start(&s, dir, tiny, "--temp 1.5 --top-k 0");
+    assert_true(setting(&s, NULL, "temperature") == 1.5);
+    assert_int_equal(setting(&s, NULL, "top_k"), 0);
+    server_stop(&s);
+    unsetenv("LLAMA_ARG_N_PREDICT");
+    mx_free(tiny);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(routes_answer),
@@ -654,6 +700,7 @@ int main(void) {
         cmocka_unit_test(a_unix_socket),
         cmocka_unit_test(logs_have_no_texts),
         cmocka_unit_test(bad_flags),
+        cmocka_unit_test(defaults_of_the_model),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

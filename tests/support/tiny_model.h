@@ -13,6 +13,7 @@ typedef struct tiny_opts { // zero means the default
     int32_t max_ctx;       // 512
     mx_dtype type;         // F32 (the zero value): of the matrices
     const char *chat_template;
+    bool suggests; // sampling: temperature 0.25, top_k 33, min_p out of range
 } tiny_opts;
 
 enum { TINY_EOS = 256, TINY_IM_START = 257, TINY_IM_END = 258, TINY_VOCAB = 272 };
@@ -109,6 +110,11 @@ static inline void tiny_write(const char *path, const tiny_opts *o) {
     ckpt_kv_f32(&c, "llama.rope.freq_base", 10000.0f);
     tiny_vocab(&c);
     if (o->chat_template) ckpt_kv_str(&c, "tokenizer.chat_template", o->chat_template);
+    if (o->suggests) {
+        ckpt_kv_f32(&c, "general.sampling.temp", 0.25f);
+        ckpt_kv_u32(&c, "general.sampling.top_k", 33);
+        ckpt_kv_f32(&c, "general.sampling.min_p", 1.5f);
+    }
     tiny_matrix(&c, "token_embd.weight", o->type, TINY_VOCAB, d);
     for (int il = 0; il < layers; il++) tiny_layer(&c, o, il, d, d / heads * kv_heads, ff);
     tiny_norm(&c, "output_norm.weight", d);
