@@ -22,6 +22,7 @@ static const rule code_rules[] = {
     {"system", "", "tests/", "runs a shell"},
     {"popen", "", "tests/", "runs a shell"},
     {"getenv", "", "src/base/knobs.c tests/ tools/", "environment is read by base/knobs"},
+    {"pthread_create", "src/", "src/base/os.c", "its stack depends on ulimit: use mx_thread_start"},
     {"exit", "src/", "src/cli/main.c", "only main ends the program"},
     {"_exit", "src/", "", "only main ends the program"},
     {"quick_exit", "src/", "", "only main ends the program"},

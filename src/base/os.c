@@ -15,8 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { THREAD_STACK_BYTES = 2 << 20 };
-
 static mx_status errno_status(int e) {
     return e == ENOENT || e == ENOTDIR ? MX_NOTFOUND
            : e == EACCES || e == EPERM ? MX_DENIED
@@ -232,7 +230,7 @@ int mx_thread_start(pthread_t *out, void *(*fn)(void *), void *arg) {
     pthread_attr_t a;
     int e = pthread_attr_init(&a);
     if (e) return e;
-    e = pthread_attr_setstacksize(&a, THREAD_STACK_BYTES);
+    e = pthread_attr_setstacksize(&a, MX_THREAD_STACK_BYTES);
     if (!e) e = pthread_create(out, &a, fn, arg);
     pthread_attr_destroy(&a);
     return e;

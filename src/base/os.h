@@ -37,6 +37,7 @@ char *mx_path_join(const char *dir, const char *name);
 // Sorted names in a folder (without . and ..); the array and the names are one mx_free block.
 mx_status mx_list_dir(const char *path, char ***names, size_t *n, mx_err *err);
 
+enum { MX_THREAD_STACK_BYTES = 2 << 20 };
 // pthread_create with a stack of our own size, whatever `ulimit -s` is. 0 or an errno.
 int mx_thread_start(pthread_t *out, void *(*fn)(void *), void *arg);
 

@@ -528,7 +528,8 @@ mx_status http_start(srv *s, mx_err *err) {
             MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_TIMEOUT,
             (unsigned)s->c->idle_timeout_s, MHD_OPTION_CONNECTION_LIMIT, 1024u,
             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)98304, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
-            MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+            MHD_OPTION_THREAD_STACK_SIZE, (size_t)MX_THREAD_STACK_BYTES, MHD_OPTION_ARRAY, more,
+            MHD_OPTION_END);
         if (!s->daemon)
             st = mx_err_set(err, MX_IO, "cannot start the HTTP threads%s",
                             s->is_tls ? " (are key and certificate valid PEM?)" : "");

@@ -153,7 +153,7 @@ static mx_status start(srv *s, mx_err *err) {
     }
     mx_log(MX_LOG_INFO, "listening on %s%s", s->address,
            s->n_keys ? " (an API key is needed)" : "");
-    if (pthread_create(&s->loader, NULL, load_main, s) != 0) {
+    if (mx_thread_start(&s->loader, load_main, s) != 0) {
         return mx_err_set(err, MX_INTERNAL, "cannot start the loading thread");
     }
     return MX_OK;

@@ -103,7 +103,7 @@ mx_status watch_start(srv *s, mx_err *err) {
     struct epoll_event ev = {.events = EPOLLIN};
     if (s->epoll_fd < 0 || s->wake_fd < 0 ||
         epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &ev) != 0 ||
-        pthread_create(&s->watcher, NULL, watch_main, s) != 0) {
+        mx_thread_start(&s->watcher, watch_main, s) != 0) {
         return mx_err_set(err, MX_IO, "cannot start the watcher thread");
     }
     return MX_OK;

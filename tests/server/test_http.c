@@ -3,6 +3,8 @@
 #include "support/http_client.h"
 #include "support/script_model.h"
 
+#include <sys/resource.h>
+
 static char *dir, *model;
 static server main_server;
 #define S (&main_server)
@@ -676,6 +678,31 @@ static void defaults_of_the_model(void **state) {
     mx_free(tiny);
 }
 
+// Its threads do not take the size of their stacks from whoever started it.
+static void a_small_stack_limit(void **state) {
+    (void)state;
+    struct rlimit before, small;
+    assert_int_equal(getrlimit(RLIMIT_STACK, &before), 0);
+    small = before;
+    small.rlim_cur = 64 << 10;
+    assert_int_equal(setrlimit(RLIMIT_STACK, &small), 0);
+    server s = {0};
+    server_start(&s, dir, model, "");
+    setrlimit(RLIMIT_STACK, &before);
+    // calls and conditions nested as deep as templates may: hundreds of frames
+    json_t *v =
+        post_json(&s, "/apply-template",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],\"chat_template\":\""
+                  "{% macro f(n) %}{% if n %}{% if n %}{% if n %}{% for i in [1] %}"
+                  "{{ (n|string + '.') + f(n - 1) }}"
+                  "{% endfor %}{% endif %}{% endif %}{% endif %}{% endmacro %}"
+                  "{{ f(120) }}\"}",
+                  200);
+    assert_int_equal(strlen(text_at(v, "prompt")), 372);
+    json_decref(v);
+    server_stop(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(routes_answer),
@@ -701,6 +728,7 @@ int main(void) {
         cmocka_unit_test(logs_have_no_texts),
         cmocka_unit_test(bad_flags),
         cmocka_unit_test(defaults_of_the_model),
+        cmocka_unit_test(a_small_stack_limit),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -92,8 +92,7 @@ static mx_status ring_open(cuda_backend *b, mx_err *err) {
         CUDA_TRY(cuda_d.cuEventCreate(&r->sent[i], CU_EVENT_DISABLE_TIMING), err);
     }
     int want = MX_MIN((int)MAX_READERS, MX_MAX(1, mx_cpu_affinity_count() - 1));
-    while (r->n_readers < want &&
-           pthread_create(&r->readers[r->n_readers], NULL, read_pieces, r) == 0) {
+    while (r->n_readers < want && mx_thread_start(&r->readers[r->n_readers], read_pieces, r) == 0) {
         r->n_readers++;
     }
     if (!r->n_readers) return mx_err_set(err, MX_INTERNAL, "no thread for loading");
