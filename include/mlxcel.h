@@ -38,7 +38,8 @@ typedef struct mlxcel_params { // zero means the default
     int32_t ctx_size;          // positions of one request; 0: the model's, at most 8192
     int32_t max_batch;         // sequences decoded together; default 1 (command line), server more
     int32_t max_queue;         // requests waiting; default 32; one more is refused (BUSY)
-    int32_t prefill_chunk;     // prompt tokens in one step; 0: MLXCEL_PREFILL_CHUNK, else 512
+    int32_t prefill_chunk;     // prompt tokens in one step; 0: MLXCEL_PREFILL_CHUNK, else measured
+                               // so that a step takes 0.1 s, 32 to 2048
     int32_t prefill_grant_interval; // decode steps between prefill chunks under load; default 16
     const char *kv_storage;         // "auto", "paged", "dense"
     const char *kv_type;            // "f16" (default), "f32"
@@ -64,6 +65,7 @@ typedef struct mlxcel_info {                  // strings live as long as the eng
     const char *fallbacks;   // one line each for what was asked for and declined; "" when nothing
     const char *budget_prefill, *budget_decode, *budget_decode_sync; // as logged
     const char *sampling; // what the checkpoint suggests and where it says so; "" when nothing
+    const char *prefill_chunk_why; // "measured: ..."
     int32_t n_threads, n_vocab, n_layers, ctx_size, ctx_train, max_batch, prefill_chunk;
     int32_t bos, eos; // -1: none
     bool has_template, exact;

@@ -166,6 +166,13 @@ static void preempt(mlxcel_engine *e, eng_seq *s) {
     pthread_mutex_unlock(&e->lock);
 }
 
+// Tokens for a sequence that was admitted as new and then found to begin n_past positions in.
+static int32_t deep_chunk(const mlxcel_engine *e, int32_t n_past) {
+    const sched_config *c = &e->sched;
+    if (c->step_s <= 0) return INT32_MAX;
+    return MX_MAX(sched_chunk_fit(&c->cost, c->step_s - c->cost.fixed_s, n_past), 32);
+}
+
 static int32_t decide(mlxcel_engine *e, step_pick *picks) {
     for (;;) {
         describe(e);
@@ -187,6 +194,7 @@ static int32_t decide(mlxcel_engine *e, step_pick *picks) {
                 bool decode = q->phase == SCHED_DECODING;
                 if (e->row_tok[i] == 0 || decode != (pass == 0)) continue;
                 int32_t left = q->n_tokens - q->n_past; // less than asked for after a cache hit
+                if (e->row_admit[i] && q->n_past > 0) left = MX_MIN(left, deep_chunk(e, q->n_past));
                 picks[n++] = (step_pick){q, MX_MIN(e->row_tok[i], left), -1};
             }
         }

@@ -91,6 +91,16 @@ typedef struct flight {
     double submitted_s;
 } flight;
 
+// How the size of a prefill step was chosen (chunk.c).
+typedef struct chunk_rule {
+    bool measure; // at load
+    bool learn;   // from the steps of prompts
+    sched_cost cost;
+    double step_s, seconds; // of a step; of measuring
+    const char *why;
+    char text[160];
+} chunk_rule;
+
 struct mlxcel_engine {
     mlxcel_params params;
     char *model_path;
@@ -117,6 +127,7 @@ struct mlxcel_engine {
     flight flights[MX_STEP_SLOTS];
     bool pipeline; // the next step may be submitted before the last token is read
     sched_config sched;
+    chunk_rule chunk;
     int32_t decode_ticks;
     int32_t *row_tok; // scratch of the scheduler
     uint8_t *row_admit;
@@ -146,6 +157,15 @@ struct mlxcel_engine {
 mx_status engine_load(mlxcel_engine *e, mx_err *err);
 void engine_unload(mlxcel_engine *e);
 mx_status engine_load_text(mlxcel_engine *e, mx_err *err); // tokenizer, template, end ids
+// Sequence memory, encoder and step buffers; closed again by the other.
+mx_status engine_open_steps(mlxcel_engine *e, const mx_kv_spec *spec, int32_t n_vocab, mx_err *err);
+void engine_close_steps(mlxcel_engine *e);
+
+// chunk.c: how many prompt tokens a step takes.
+void chunk_choose(mlxcel_engine *e); // params.prefill_chunk: the number, or the most when measured
+// Measures with real steps on memory of its own; params.prefill_chunk becomes the number.
+mx_status chunk_measure(mlxcel_engine *e, const mx_kv_spec *spec, int32_t n_vocab, mx_err *err);
+void chunk_learn(mlxcel_engine *e, int32_t n_tok, double dt); // after a step that only prefilled
 
 // core.c: the thread.
 void *engine_main(void *engine);

@@ -114,9 +114,7 @@ static mx_status choose_sizes(mlxcel_engine *e, const mx_hparams *hp, mx_kv_spec
         mx_log(MX_LOG_WARN, "context size %d is beyond the %lld the model was trained with",
                p->ctx_size, (long long)hp->max_ctx);
     }
-    int64_t chunk = mx_knob_int(MX_KNOB_PREFILL_CHUNK, 512);
-    set_default(&p->prefill_chunk, chunk == 0 ? p->ctx_size : chunk);
-    p->prefill_chunk = MX_MIN(p->prefill_chunk, p->ctx_size);
+    chunk_choose(e);
     mx_status st;
     *spec = (mx_kv_spec){.storage = choose_storage(e, err, &st),
                          .page_tokens = 32,
@@ -209,30 +207,33 @@ static void fill_info(mlxcel_engine *e) {
     i->ctx_train = (int32_t)m.hp->max_ctx;
     i->max_batch = e->params.max_batch;
     i->prefill_chunk = e->params.prefill_chunk;
+    i->prefill_chunk_why = e->chunk.why;
     i->exact = mx_knob_flag(MX_KNOB_EXACT);
     i->n_params = m.n_params;
     i->weight_bytes = m.weight_bytes;
     i->kv_pool_bytes = mx_kv_pool_bytes(kv);
     i->kv_token_bytes = mx_kv_token_bytes(kv);
-    i->load_s = l.seconds;
+    i->load_s = l.seconds + e->chunk.seconds;
 }
 
 // ---- Load
 // ----------------------------------------------------------------------------------------
 
-static mx_status init_steps(mlxcel_engine *e, const mx_hparams *hp, mx_err *err) {
-    mlxcel_params *p = &e->params;
+static mx_status init_steps(mlxcel_engine *e, int32_t n_vocab, mx_err *err) {
+    const mlxcel_params *p = &e->params;
     int32_t rows = MX_MAX(p->prefill_chunk, p->max_batch) + p->max_batch;
     e->caps = (mx_step_caps){.max_tok = mx_row_bucket(&e->facts, rows),
                              .max_range = p->max_batch,
                              .max_out = MX_MAX(p->max_batch, 32),
-                             .n_vocab = (int32_t)hp->n_vocab};
+                             .n_vocab = n_vocab};
     mx_kv_caps(e->kv, &e->caps);
     e->sched = (sched_config){.max_batch = p->max_batch,
-                              .prefill_chunk = p->prefill_chunk,
+                              .prefill_chunk = e->chunk.learn ? 32 : p->prefill_chunk,
                               .grant_interval = p->prefill_grant_interval,
                               .ageing_ticks = 256,
-                              .max_rows = rows};
+                              .max_rows = rows,
+                              .cost = e->chunk.cost,
+                              .step_s = e->chunk.step_s};
     e->ranges = mx_calloc((size_t)e->caps.max_range, sizeof *e->ranges);
     for (int i = 0; i < MX_STEP_SLOTS; i++) {
         e->flights[i].slot = i;
@@ -240,6 +241,26 @@ static mx_status init_steps(mlxcel_engine *e, const mx_hparams *hp, mx_err *err)
     }
     e->pipeline = !e->facts.host_memory && !mx_knob_is_set(MX_KNOB_FORCE_SYNC);
     return e->backend->ops->step_init(e->backend, &e->caps, e->io, err);
+}
+
+mx_status engine_open_steps(mlxcel_engine *e, const mx_kv_spec *spec, int32_t n_vocab,
+                            mx_err *err) {
+    MX_TRY(mx_kv_open(&e->kv, e->backend, spec, err));
+    e->enc = mx_enc_open(e->backend, e->budgets, 2000, mx_knob_flag(MX_KNOB_FUSED_OPS));
+    return init_steps(e, n_vocab, err);
+}
+
+void engine_close_steps(mlxcel_engine *e) {
+    mx_enc_close(e->enc);
+    e->enc = NULL;
+    mx_kv_close(e->kv);
+    e->kv = NULL;
+    mx_free(e->ranges);
+    e->ranges = NULL;
+    for (int i = 0; i < MX_STEP_SLOTS; i++) {
+        mx_free(e->flights[i].rows);
+        e->flights[i].rows = NULL;
+    }
 }
 
 mx_status engine_load(mlxcel_engine *e, mx_err *err) {
@@ -257,27 +278,27 @@ mx_status engine_load(mlxcel_engine *e, mx_err *err) {
     e->backend->ops->facts(e->backend, &e->facts);
     mx_kv_spec spec;
     MX_TRY(choose_sizes(e, info.hp, &spec, err));
-    MX_TRY(check_memory(e, &spec, info.weight_bytes, err));
-    MX_TRY(mx_kv_open(&e->kv, e->backend, &spec, err));
-    if (spec.cache_bytes > 0) e->prefix = mx_prefix_open(e->kv, spec.cache_bytes);
-    MX_TRY(init_steps(e, info.hp, err));
     choose_budgets(e);
-    bool fuse = mx_knob_flag(MX_KNOB_FUSED_OPS);
-    e->enc = mx_enc_open(e->backend, e->budgets, 2000, fuse);
-    e->sampler = mx_sampler_open((int32_t)info.hp->n_vocab);
+    int32_t n_vocab = (int32_t)info.hp->n_vocab;
+    if (e->chunk.measure) {
+        MX_TRY(chunk_measure(e, &spec, n_vocab, err));
+        spec.max_chunk = e->params.prefill_chunk;
+    }
+    MX_TRY(check_memory(e, &spec, info.weight_bytes, err));
+    MX_TRY(engine_open_steps(e, &spec, n_vocab, err));
+    if (spec.cache_bytes > 0) e->prefix = mx_prefix_open(e->kv, spec.cache_bytes);
+    e->sampler = mx_sampler_open(n_vocab);
+    mx_log(MX_LOG_DEBUG, "prefill chunk: %d tokens (%s)", e->params.prefill_chunk, e->chunk.why);
     fill_info(e);
     return MX_OK;
 }
 
 void engine_unload(mlxcel_engine *e) {
     mx_sampler_close(e->sampler);
-    mx_enc_close(e->enc);
     mx_prefix_close(e->prefix);
-    mx_kv_close(e->kv);
+    engine_close_steps(e);
     mx_model_close(e->model);
     if (e->backend) e->backend->ops->close(e->backend);
-    mx_free(e->ranges);
-    for (int i = 0; i < MX_STEP_SLOTS; i++) mx_free(e->flights[i].rows);
     mx_free(e->running);
     mx_free(e->row_tok);
     mx_free(e->row_admit);

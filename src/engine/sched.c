@@ -1,5 +1,8 @@
 // The scheduling rule. Pure: no clock, no memory, no randomness.
 //
+// A chunk has at most prefill_chunk tokens, and with a cost model no more than fit into step_s: far
+// into a prompt a token costs more, and the chunk is shorter. Never below 32 tokens.
+//
 // Decode first: every decoding sequence gets its row in every step that decodes. Prompts run in
 // chunks: with nothing decoding, at once; else in a step of their own after grant_interval decode
 // steps, or (mixed) beside the decode rows. Waiting sequences are admitted by priority, which rises
@@ -49,11 +52,24 @@ static int32_t last_arrived(const sched_state *s) {
     return last;
 }
 
+enum { CHUNK_UNIT = 32 }; // smallest chunk, and what chunks are multiples of
+
+double sched_chunk_s(const sched_cost *c, int32_t n_tok, int32_t n_past) {
+    return n_tok * (c->token_s + n_past * c->pair_s);
+}
+
+int32_t sched_chunk_fit(const sched_cost *c, double left_s, int32_t n_past) {
+    double one = sched_chunk_s(c, 1, n_past);
+    if (one <= 0 || left_s / one >= INT32_MAX) return INT32_MAX;
+    return left_s > 0 ? (int32_t)(left_s / one) : 0;
+}
+
 typedef struct picker {
     const sched_config *c;
     const sched_state *s;
     sched_decision d;
     int64_t free;
+    double left_s; // of the step's time
     int32_t n_admitted;
     int32_t *n_tok;
     uint8_t *admit;
@@ -82,11 +98,17 @@ static int32_t pick_chunk(picker *p, int32_t i, int32_t room) {
     const sched_seq *q = &p->s->seqs[i];
     int32_t n = MX_MIN(q->n_left, room);
     if (q->max_chunk > 0) n = MX_MIN(n, q->max_chunk);
+    if (p->c->step_s > 0) {
+        int32_t fit = sched_chunk_fit(&p->c->cost, p->left_s, q->n_past) / CHUNK_UNIT * CHUNK_UNIT;
+        bool first = p->d.n_prefill_rows == 0; // a step that prefills takes something
+        n = MX_MIN(n, first ? MX_MAX(fit, CHUNK_UNIT) : fit);
+    }
     while (n > 0 && positions_needed(p->s, q, n) > p->free) n--;
     if (n <= 0) return 0;
     p->free -= positions_needed(p->s, q, n);
     p->n_tok[i] = n;
     p->d.n_prefill_rows += n;
+    p->left_s -= sched_chunk_s(&p->c->cost, n, q->n_past);
     return n;
 }
 
@@ -101,7 +123,7 @@ static void pick_prefills(picker *p) {
         }
         if (next < 0 || room <= 0) break;
         int32_t n = pick_chunk(p, next, room);
-        if (n == 0) return; // no memory: nothing younger goes ahead of it
+        if (n == 0) return; // no memory or no time: nothing younger goes ahead of it
         room -= n;
     }
     while (room > 0 && p->n_admitted < p->c->max_batch) {
@@ -122,6 +144,7 @@ sched_decision sched_decide(const sched_config *c, const sched_state *s, int32_t
                             uint8_t *admit) {
     picker p = {.c = c, .s = s, .free = s->free_positions, .n_tok = n_tok, .admit = admit};
     p.d.preempt = -1;
+    p.left_s = c->step_s - c->cost.fixed_s;
     bool decoding = false, want_prefill = false;
     for (int32_t i = 0; i < s->n_seqs; i++) {
         n_tok[i] = 0;

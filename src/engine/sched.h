@@ -21,6 +21,12 @@ typedef struct sched_seq {
     int32_t max_chunk; // at most this many of its tokens in one step (score requests), 0 = no limit
 } sched_seq;
 
+// What a prefill step is expected to take: fixed_s, token_s for each of its tokens, pair_s for each
+// token and position before its chunk that it looks at. Zeros: not known.
+typedef struct sched_cost {
+    double fixed_s, token_s, pair_s;
+} sched_cost;
+
 typedef struct sched_config {
     int32_t max_batch;     // admitted sequences at once
     int32_t prefill_chunk; // prompt tokens in one step, all sequences together
@@ -29,6 +35,8 @@ typedef struct sched_config {
     bool mixed;         // a prefill chunk and decode rows may share a step
     int32_t ageing_ticks; // waiting this long raises the priority by one
     int32_t max_rows;     // of a step
+    sched_cost cost;      // with step_s: chunks far into a prompt are smaller, in multiples of 32,
+    double step_s;        // so that a step takes no longer than this; 0 = no limit
 } sched_config;
 
 typedef struct sched_state {
@@ -46,6 +54,10 @@ typedef struct sched_decision {
     int32_t n_rows, n_prefill_rows, n_decode_rows;
     int32_t preempt;
 } sched_decision;
+
+// Tokens of one sequence, n_past positions in, that fit into left_s seconds.
+int32_t sched_chunk_fit(const sched_cost *c, double left_s, int32_t n_past);
+double sched_chunk_s(const sched_cost *c, int32_t n_tok, int32_t n_past); // without fixed_s
 
 sched_decision sched_decide(const sched_config *c, const sched_state *s, int32_t *n_tok,
                             uint8_t *admit);

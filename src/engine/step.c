@@ -250,6 +250,7 @@ static void count_step(mlxcel_engine *e, const flight *f) {
         e->stats.prefill_s += dt;
     }
     pthread_mutex_unlock(&e->lock);
+    if (!f->decode_only) chunk_learn(e, f->n_tok, dt);
 }
 
 mx_status step_finish(mlxcel_engine *e, flight *f, mx_err *err) {

@@ -104,6 +104,7 @@ void handle_props(srv_req *q) {
     put_text(&b, "kv_type", i->kv_type);
     put_text(&b, "decode_path", i->decode_path);
     put_text(&b, "fallbacks", i->fallbacks);
+    put_text(&b, "prefill_chunk_why", i->prefill_chunk_why);
     put_text(&b, "budget_prefill", i->budget_prefill);
     put_text(&b, "budget_decode", i->budget_decode);
     mx_buf_printf(&b,

@@ -57,11 +57,11 @@ static void say_loaded(const srv *s) {
     mx_log(MX_LOG_INFO, "device: %s (%s), threads: %d", i->device, i->arch, i->n_threads);
     mx_log(MX_LOG_INFO, "decode path: %s", i->decode_path);
     mx_log(MX_LOG_INFO,
-           "KV: %s %s, %.2f GB pool, %llu bytes a token; context %d, batch %d, prefill chunk %d, "
-           "prompt cache %.2f GB",
+           "KV: %s %s, %.2f GB pool, %llu bytes a token; context %d, batch %d, prefill chunk %d "
+           "(%s), prompt cache %.2f GB",
            i->kv_storage, i->kv_type, (double)i->kv_pool_bytes * 1e-9,
            (unsigned long long)i->kv_token_bytes, i->ctx_size, i->max_batch, i->prefill_chunk,
-           (double)s->c->engine.prefix_cache_bytes * 1e-9);
+           i->prefill_chunk_why, (double)s->c->engine.prefix_cache_bytes * 1e-9);
     mx_log(MX_LOG_INFO, "command buffers: prefill %s; decode %s; synchronous decode %s",
            i->budget_prefill, i->budget_decode, i->budget_decode_sync);
     const mlxcel_sampling *d = &s->c->sampling;

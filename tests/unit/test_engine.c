@@ -144,6 +144,43 @@ static void chunk_threads_storage_and_fusion_change_nothing(void **state) {
     }
 }
 
+// The default chunk: measured at load for several sequences, from the first prompts' steps for one.
+static void a_measured_chunk_changes_nothing(void **state) {
+    (void)state;
+    mlxcel_params fixed = {.prefill_chunk = 512}, one = {0}, many = {.max_batch = 3};
+    result want = run_one(&fixed, 1900, 12, NULL);
+    mlxcel_stats s;
+    assert_same(run_one(&one, 1900, 12, &s), want);
+    assert_true(s.steps_prefill >= 5); // begins with 32, at most 512
+    mlxcel_engine *e = open_engine(&many);
+    mlxcel_info info;
+    mlxcel_get_info(e, &info);
+    assert_int_equal(strncmp(info.prefill_chunk_why, "measured: ", 10), 0);
+    assert_in_range(info.prefill_chunk, 32, 2048);
+    assert_int_equal(info.prefill_chunk % 32, 0);
+    mlxcel_get_stats(e, &s);
+    assert_int_equal(s.prompt_tokens, 0); // measuring is nobody's work
+    int32_t ids[1900];
+    make_prompt(ids, 1900, 1);
+    for (int i = 0; i < 2; i++) assert_same(collect(submit(e, ids, 1900, 12, 0)), want);
+    mlxcel_get_stats(e, &s);
+    assert_int_equal(s.kv_pages, s.kv_pages_free);
+    mlxcel_close(e);
+    many.prefill_chunk = 48;
+    e = open_engine(&many);
+    mlxcel_get_info(e, &info);
+    assert_int_equal(info.prefill_chunk, 48);
+    assert_string_equal(info.prefill_chunk_why, "as asked for");
+    mlxcel_close(e);
+    many.prefill_chunk = 0;
+    set_knob("MLXCEL_PREFILL_CHUNK", "0"); // the whole prompt
+    e = open_engine(&many);
+    set_knob("MLXCEL_PREFILL_CHUNK", NULL);
+    mlxcel_get_info(e, &info);
+    assert_int_equal(info.prefill_chunk, info.ctx_size);
+    mlxcel_close(e);
+}
+
 static void every_budget_gives_the_same_bits_and_peak(void **state) {
     (void)state;
     mlxcel_params p = {.prefill_chunk = 512};
@@ -438,6 +475,7 @@ static void a_broken_model_does_not_open(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chunk_threads_storage_and_fusion_change_nothing),
+        cmocka_unit_test(a_measured_chunk_changes_nothing),
         cmocka_unit_test(every_budget_gives_the_same_bits_and_peak),
         cmocka_unit_test(a_long_prefill_keeps_bits_and_peak),
         cmocka_unit_test(a_row_does_not_depend_on_its_neighbours),

@@ -142,6 +142,46 @@ static void every_prompt_ends_within_its_bound(void **state) {
     }
 }
 
+// With a cost model a chunk shrinks with its depth, so that every step keeps to its time.
+static void a_chunk_far_into_a_prompt_is_shorter(void **state) {
+    (void)state;
+    sched_config c = config;
+    c.cost = (sched_cost){.fixed_s = 0.004, .token_s = 0.0003, .pair_s = 1e-7};
+    c.step_s = 0.1;
+    c.prefill_chunk = 320; // what takes 0.1 s at the beginning
+    sched_seq q[] = {waiting(8000, 0)};
+    int32_t last = INT32_MAX;
+    while (q[0].n_left > 0) {
+        ask(&c, q, 1, 0, 1 << 20);
+        double s = c.cost.fixed_s + sched_chunk_s(&c.cost, n_tok[0], q[0].n_past);
+        assert_true(n_tok[0] >= 32 || n_tok[0] == q[0].n_left);
+        assert_true(s <= c.step_s || n_tok[0] == 32);
+        assert_true(n_tok[0] <= last);
+        if (q[0].n_past == 0) assert_int_equal(n_tok[0], 320);
+        last = n_tok[0];
+        q[0].n_left -= n_tok[0];
+        q[0].n_past += n_tok[0];
+        q[0].phase = SCHED_PREFILLING;
+    }
+    assert_true(last < 128);
+}
+
+static void prompts_share_the_time_of_a_step(void **state) {
+    (void)state;
+    sched_config c = config;
+    c.cost = (sched_cost){.token_s = 0.001};
+    c.step_s = 0.1;
+    sched_seq q[] = {waiting(40, 0), waiting(40, 1), waiting(40, 2)};
+    q[0].phase = SCHED_PREFILLING;
+    sched_decision d = ask(&c, q, 3, 0, 1 << 20);
+    assert_int_equal(d.n_prefill_rows, 40 + 32); // 60 are left, in units of 32
+    assert_int_equal(n_tok[1], 32);
+    c.cost.token_s = 1; // nothing fits: one chunk of the least size
+    d = ask(&c, q, 3, 0, 1 << 20);
+    assert_int_equal(d.n_prefill_rows, 32);
+    assert_int_equal(n_tok[0], 32);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_idle_engine_has_no_rows),
@@ -154,6 +194,8 @@ int main(void) {
         cmocka_unit_test(what_does_not_fit_waits_and_is_not_overtaken),
         cmocka_unit_test(without_memory_the_last_arrival_is_put_back),
         cmocka_unit_test(every_prompt_ends_within_its_bound),
+        cmocka_unit_test(a_chunk_far_into_a_prompt_is_shorter),
+        cmocka_unit_test(prompts_share_the_time_of_a_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
