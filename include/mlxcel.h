@@ -47,7 +47,7 @@ typedef struct mlxcel_params { // zero means the default
     uint64_t prefix_cache_bytes;    // 0: no prefix cache
     bool lazy_weights;              // else MLXCEL_WEIGHT_MATERIALIZATION decides
     bool exact;                     // float-exact products; else MLXCEL_EXACT decides
-    bool deterministic;             // CUDA; the CPU always is
+    bool deterministic;             // CUDA, else MLXCEL_DETERMINISTIC decides; the CPU always is
     bool skip_memory_check;
 } mlxcel_params;
 
@@ -68,7 +68,7 @@ typedef struct mlxcel_info {                  // strings live as long as the eng
     const char *prefill_chunk_why; // "measured: ..."
     int32_t n_threads, n_vocab, n_layers, ctx_size, ctx_train, max_batch, prefill_chunk;
     int32_t bos, eos; // -1: none
-    bool has_template, exact;
+    bool has_template, exact, deterministic;
     uint64_t n_params, weight_bytes, kv_pool_bytes, kv_token_bytes, arena_bytes;
     double load_s;
 } mlxcel_info;

@@ -18,6 +18,9 @@ typedef struct mx_backend_facts {
     uint64_t memory_bytes, available_bytes;
     bool host_memory; // buffers are host memory: map works, nothing is copied
     bool bucket_rows; // plans are recorded for row buckets, not exact rows
+    // A row's result depends on its own sequence only: not on other rows, their number, or how the
+    // sequence was cut into steps.
+    bool deterministic;
 } mx_backend_facts;
 
 // Rows a plan is recorded for: n itself, or the next bucket (1..8, then 16, 32, 64, then

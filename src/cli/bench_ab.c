@@ -71,6 +71,7 @@ static void make_args(const cli_options *o, child_args *a) {
     add_number(a, "-b", o->n_seqs);
     add_number(a, "-r", 1);
     if (o->force) a->v[a->n++] = "--force";
+    if (o->deterministic) a->v[a->n++] = "--deterministic";
     a->v[a->n++] = "--allow-fallback";
 }
 

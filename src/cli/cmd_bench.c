@@ -376,6 +376,7 @@ static void print_json(const bench *b) {
     json_object_set_new(j, "read_gb_s", roof ? json_real(b->read_gb_s) : json_null());
     json_object_set_new(j, "roof_share",
                         roof && decode_row(b) ? json_real(roof_share(b)) : json_null());
+    json_object_set_new(j, "deterministic", json_boolean(i->deterministic));
     json_object_set_new(j, "largest_cost", cost[0] ? json_string(cost) : json_null());
     set_hash(j, "token_hash", b->token_hash);
     set_hash(j, "logit_hash", b->logit_hash);

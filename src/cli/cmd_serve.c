@@ -63,6 +63,7 @@ static bool engine_params(const cli_options *o, mlxcel_params *p, int *code) {
     p->ctx_size = o->ctx_size;
     p->kv_storage = storage_of(o);
     p->kv_type = k ? k : v;
+    p->deterministic = o->deterministic;
     p->skip_memory_check = o->force;
     p->prefill_chunk = o->prefill_chunk;
     if (!p->prefill_chunk && !mx_knob_is_set(MX_KNOB_PREFILL_CHUNK))

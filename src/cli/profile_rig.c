@@ -21,7 +21,9 @@ enum { PLAN_CAP = 64 };
 
 mx_status prof_rig_open(prof_rig *r, const cli_options *o, mx_err *err) {
     *r = (prof_rig){0};
-    MX_TRY(mx_device_open(o->device, o->threads, &r->b, err));
+    mx_device_options device = {
+        .want = o->device, .n_threads = o->threads, .deterministic = o->deterministic};
+    MX_TRY(mx_device_open(&device, &r->b, err));
     r->b->ops->facts(r->b, &r->facts);
     return MX_OK;
 }

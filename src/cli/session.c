@@ -86,6 +86,7 @@ int cli_session_open(cli_session *s, const cli_options *o, const char *model, ml
     p.prefill_chunk = o->prefill_chunk;
     p.kv_storage = o->kv_storage;
     p.kv_type = o->kv_type;
+    p.deterministic = o->deterministic;
     p.skip_memory_check = o->force;
     mlxcel_error err = {0};
     if (mlxcel_open(&s->engine, &p, &err) != 0) {

@@ -10,16 +10,18 @@
 
 #include <string.h>
 
-static mx_status open_cuda(mx_backend **out, mx_err *err) {
+static mx_status open_cuda(const mx_device_options *o, mx_backend **out, mx_err *err) {
 #ifdef HAVE_CUDA_MODULE
-    return mx_cuda_open(0, out, err);
+    return mx_cuda_open_with(&(mx_cuda_options){.deterministic = o->deterministic}, out, err);
 #else
+    (void)o;
     *out = NULL;
     return mx_err_set(err, MX_NOTFOUND, "this build has no CUDA backend");
 #endif
 }
 
-mx_status mx_device_open(const char *want, int32_t n_threads, mx_backend **out, mx_err *err) {
+mx_status mx_device_open(const mx_device_options *o, mx_backend **out, mx_err *err) {
+    const char *want = o->want;
     *out = NULL;
     if (!want || !want[0]) want = mx_knob_text(MX_KNOB_DEVICE);
     bool gpu = strcmp(want, "cuda") == 0 || strcmp(want, "gpu") == 0;
@@ -27,14 +29,14 @@ mx_status mx_device_open(const char *want, int32_t n_threads, mx_backend **out, 
         return mx_err_set(err, MX_INVALID, "device '%s': expected cpu, cuda or gpu", want);
     }
     if (gpu) {
-        mx_status st = open_cuda(out, err);
+        mx_status st = open_cuda(o, out, err);
         if (st != MX_OK) mx_err_prefix(err, "device %s", want);
         return st;
     }
     if (!want[0]) {
         mx_err why = {0};
-        if (open_cuda(out, &why) == MX_OK) return MX_OK;
+        if (open_cuda(o, out, &why) == MX_OK) return MX_OK;
         mx_log(MX_LOG_INFO, "no GPU: %s; using the CPU", why.msg);
     }
-    return mx_cpu_open(n_threads, out, err);
+    return mx_cpu_open(o->n_threads, out, err);
 }

@@ -4,9 +4,15 @@
 
 #include "backend/backend.h"
 
-// want: "cpu", "cuda", "gpu" (= cuda); "" or NULL: MLXCEL_DEVICE, else cuda when there is one, else
-// the CPU (said at info level). n_threads 0: the default; CPU only. Errors: INVALID (another word),
-// and, for a device that was asked for and cannot be had, why. Close with ops->close.
-mx_status mx_device_open(const char *want, int32_t n_threads, mx_backend **out, mx_err *err);
+typedef struct mx_device_options {
+    const char *want;   // "cpu", "cuda", "gpu" (= cuda); "" or NULL: MLXCEL_DEVICE, else cuda when
+                        // there is one, else the CPU (said at info level)
+    int32_t n_threads;  // 0: the default; CPU only
+    bool deterministic; // else MLXCEL_DETERMINISTIC decides; the CPU always is
+} mx_device_options;
+
+// Errors: INVALID (another word), and, for a device that was asked for and cannot be had, why.
+// Close with ops->close.
+mx_status mx_device_open(const mx_device_options *o, mx_backend **out, mx_err *err);
 
 #endif

@@ -209,6 +209,7 @@ static void fill_info(mlxcel_engine *e) {
     i->prefill_chunk = e->params.prefill_chunk;
     i->prefill_chunk_why = e->chunk.why;
     i->exact = mx_knob_flag(MX_KNOB_EXACT);
+    i->deterministic = e->facts.deterministic;
     i->n_params = m.n_params;
     i->weight_bytes = m.weight_bytes;
     i->kv_pool_bytes = mx_kv_pool_bytes(kv);
@@ -264,7 +265,10 @@ void engine_close_steps(mlxcel_engine *e) {
 }
 
 mx_status engine_load(mlxcel_engine *e, mx_err *err) {
-    MX_TRY(mx_device_open(e->params.device, e->params.n_threads, &e->backend, err));
+    mx_device_options device = {.want = e->params.device,
+                                .n_threads = e->params.n_threads,
+                                .deterministic = e->params.deterministic};
+    MX_TRY(mx_device_open(&device, &e->backend, err));
     const char *how = mx_knob_text(MX_KNOB_WEIGHT_MATERIALIZATION);
     if (strcmp(how, "lazy") == 0)
         e->params.lazy_weights = true;

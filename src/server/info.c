@@ -107,12 +107,14 @@ void handle_props(srv_req *q) {
     put_text(&b, "prefill_chunk_why", i->prefill_chunk_why);
     put_text(&b, "budget_prefill", i->budget_prefill);
     put_text(&b, "budget_decode", i->budget_decode);
-    mx_buf_printf(&b,
-                  ",\"threads\":%d,\"prefill_chunk\":%d,\"exact\":%s,\"has_chat_template\":%s,"
-                  "\"thinks\":%s,\"kv_token_bytes\":%llu,\"kv_pool_bytes\":%llu}",
-                  i->n_threads, i->prefill_chunk, i->exact ? "true" : "false",
-                  i->has_template ? "true" : "false", s->knows_thinking ? "true" : "false",
-                  (unsigned long long)i->kv_token_bytes, (unsigned long long)i->kv_pool_bytes);
+    mx_buf_printf(
+        &b,
+        ",\"threads\":%d,\"prefill_chunk\":%d,\"exact\":%s,\"deterministic\":%s,"
+        "\"has_chat_template\":%s,\"thinks\":%s,\"kv_token_bytes\":%llu,\"kv_pool_bytes\":%llu}",
+        i->n_threads, i->prefill_chunk, i->exact ? "true" : "false",
+        i->deterministic ? "true" : "false", i->has_template ? "true" : "false",
+        s->knows_thinking ? "true" : "false", (unsigned long long)i->kv_token_bytes,
+        (unsigned long long)i->kv_pool_bytes);
     req_reply_json(q, 200, &b);
 }
 

@@ -22,7 +22,8 @@ static void op_facts(mx_backend *b, mx_backend_facts *out) {
                               .n_threads = cpu_pool_threads(self(b)->pool),
                               .memory_bytes = mx_mem_total_bytes(),
                               .available_bytes = mx_mem_available_bytes(),
-                              .host_memory = true};
+                              .host_memory = true,
+                              .deterministic = true};
     mx_cpu_model(out->device, sizeof out->device);
     snprintf(out->arch, sizeof out->arch, "%s", self(b)->k->isa);
 }

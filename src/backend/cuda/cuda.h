@@ -9,6 +9,12 @@
 // or the program was built without CUDA.
 mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err);
 
+typedef struct mx_cuda_options {
+    int device;
+    bool deterministic; // else MLXCEL_DETERMINISTIC decides
+} mx_cuda_options;
+mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *err);
+
 // Devices the driver offers; 0 without a driver, or when built without CUDA.
 int mx_cuda_device_count(void);
 

@@ -46,5 +46,5 @@ endif
 bench-cuda: $(B)/tests/ops/bench_cuda
 	$<
 .PHONY: check-cuda
-check-cuda: $(B)/tests/ops/test_cuda
-	$<
+check-cuda: $(B)/tests/ops/test_cuda $(B)/tests/ops/test_cuda_fixed
+	@failed=; for t in $^; do echo $$t; $$t || failed=1; done; test -z "$$failed"

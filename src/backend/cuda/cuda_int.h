@@ -71,6 +71,9 @@ typedef struct cuda_backend {
     int32_t stage_next;
     bool wait_buffers; // wait for the device after every command buffer (measurements)
     bool exact;        // MLXCEL_EXACT: no bf16 activations
+    // Rows must not depend on each other: no kernel, split or order of a sum may be chosen by the
+    // number of rows, the phase or the step's longest context. docs/cuda.md has the argument.
+    bool fixed_products, fixed_attn;
     bool graphs, overlap;
     int32_t gemv_rows; // up to this many tokens take the one-pass kernel
     int32_t lt_rows;   // from this many on cuBLASLt, when found

@@ -225,7 +225,9 @@ typedef struct k_attn {
     int32_t n_head, n_kv_head, head_dim, n_rep, window;
     int32_t ldq, ldy, page_tokens, max_pages, n_split, group_heads, kv_type;
     int32_t n_rows, n_groups; // n_groups = kv heads * ceil(n_rep / heads of a group)
-    int32_t page_shift, pad;
+    // chunk > 0: a split is `chunk` positions, or a multiple of it where 64 would not suffice,
+    // whatever n_split is: a row's splits depend on its own context only. A multiple of 64.
+    int32_t page_shift, chunk;
 } k_attn;
 
 // mx_sample_row, as in backend/step.h.

@@ -210,12 +210,44 @@ static int32_t log2_of(int32_t n) {
     return s;
 }
 
+enum { FIXED_CHUNK = 256, MAX_SPLITS = 64 };             // of deterministic attention; attn.cu
+static const size_t fixed_part_bytes = (size_t)64 << 20; // its partial results, at most
+
 // Splits of a row's context: about 5 CTAs an SM (a short wave at the end), 128 tokens or more each.
+// Deterministic: the chunks that the longest context of the bucket can have; the kernel cuts.
 static int32_t attn_splits(const cuda_backend *b, const mx_op *op, int64_t cells) {
     int64_t ctx = op->p.attn.ctx_bucket;
     if (op->p.attn.window > 0) ctx = MX_MIN(ctx, (int64_t)op->p.attn.window + 16);
+    if (b->fixed_attn) {
+        return (int32_t)MX_MAX(1, MX_MIN((ctx + FIXED_CHUNK - 1) / FIXED_CHUNK, MAX_SPLITS));
+    }
     int64_t want = (5 * (int64_t)b->n_sm + cells - 1) / cells;
-    return (int32_t)MX_MAX(1, MX_MIN(want, MX_MIN(ctx / 128, 64)));
+    return (int32_t)MX_MAX(1, MX_MIN(want, MX_MIN(ctx / 128, MAX_SPLITS)));
+}
+
+// Decode attention of all rows; of so few at a time that partial results stay within bounds when
+// they are a prefill's (deterministic).
+static void launch_rows(cuda_backend *b, const k_attn *all, cuda_kernel kernel, cuda_list *l) {
+    k_attn a = *all;
+    int32_t nr = a.group_heads, most = a.n_rows;
+    size_t row = (size_t)a.n_groups * (size_t)(a.n_split * nr) * (size_t)(a.head_dim + 4) * 4;
+    if (b->fixed_attn && a.n_split > 1) {
+        most = (int32_t)MX_MAX((size_t)1, MX_MIN((size_t)most, fixed_part_bytes / row));
+    }
+    if (a.n_split > 1) {
+        l->scratch_bytes = MX_MAX(l->scratch_bytes, (size_t)most * row);
+        l->n_tickets = MX_MAX(l->n_tickets, (size_t)most * (size_t)a.n_groups);
+    }
+    for (int32_t r = 0; r < all->n_rows; r += most) {
+        size_t at = (size_t)r;
+        a.n_rows = MX_MIN(most, all->n_rows - r);
+        a.q = all->q + at * (size_t)a.ldq * 4;
+        a.y = all->y + at * (size_t)a.ldy * 4;
+        a.pos = all->pos + at * 4;
+        a.tok_range = all->tok_range + at * 4;
+        CUDA_LAUNCH(b, l, kernel, a, a.n_split, a.n_groups, a.n_rows, 128,
+                    4 * nr * (a.head_dim + 4) * 4);
+    }
 }
 
 static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CUdeviceptr arena,
@@ -255,7 +287,7 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
     }
     a.page_shift = one_page ? 30 : log2_of(a.page_tokens);
     int32_t size = hd <= 64 ? 0 : hd <= 128 ? 1 : hd <= 256 ? 2 : 3;
-    if (plan->phase == MX_PHASE_PREFILL && a.n_rows >= 16 && size < 3) {
+    if (plan->phase == MX_PHASE_PREFILL && a.n_rows >= 16 && size < 3 && !b->fixed_attn) {
         int32_t hdp = 64 << size, stage = 64 * (hdp * 4 + 80);
         int32_t blocks = (a.n_rows + 63) / 64 + MX_MIN(b->caps.max_range, a.n_rows);
         // Rows outside every range (padding) stay as they are: nothing reads them.
@@ -266,16 +298,10 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
     while (nr < a.n_rep && nr < most) nr *= 2, lg++;
     a.group_heads = nr;
     a.n_groups = a.n_kv_head * ((a.n_rep + nr - 1) / nr);
-    int64_t cells = (int64_t)a.n_rows * a.n_groups;
-    a.n_split = attn_splits(b, op, cells);
+    a.n_split = attn_splits(b, op, (int64_t)a.n_rows * a.n_groups);
+    a.chunk = b->fixed_attn ? FIXED_CHUNK : 0;
     a.part = l->scratch;
-    size_t part = (size_t)cells * (size_t)(a.n_split * nr) * (size_t)(hd + 4) * 4;
-    if (a.n_split > 1) {
-        l->scratch_bytes = MX_MAX(l->scratch_bytes, part);
-        l->n_tickets = MX_MAX(l->n_tickets, (size_t)cells);
-    }
-    CUDA_LAUNCH(b, l, CK_attn_h64_r1 + size * 4 + lg, a, a.n_split, a.n_groups, a.n_rows, 128,
-                4 * nr * (hd + 4) * 4);
+    launch_rows(b, &a, (cuda_kernel)(CK_attn_h64_r1 + size * 4 + lg), l);
 }
 
 static void lower_sample(cuda_backend *b, const mx_op *op, const mx_tensor *t, CUdeviceptr arena,

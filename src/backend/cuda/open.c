@@ -55,7 +55,8 @@ static void get_facts(mx_backend *base, mx_backend_facts *out) {
                               .cc_major = b->cc_major,
                               .cc_minor = b->cc_minor,
                               .n_sm = b->n_sm,
-                              .bucket_rows = true};
+                              .bucket_rows = true,
+                              .deterministic = b->fixed_products && b->fixed_attn};
     snprintf(out->device, sizeof(out->device), "%s", b->name);
     snprintf(out->arch, sizeof(out->arch), "%s", b->arch);
     size_t avail = 0, total = 0;
@@ -214,16 +215,22 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
 }
 
 mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err) {
+    return mx_cuda_open_with(&(mx_cuda_options){.device = device}, out, err);
+}
+
+mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *err) {
     *out = NULL;
     MX_TRY(cuda_drv_open(err));
     cuda_backend *b = mx_calloc(1, sizeof(*b));
     b->base = (mx_backend){.ops = &ops, .name = "cuda"};
-    mx_status s = open_device(b, device, err);
+    mx_status s = open_device(b, o->device, err);
     if (s != MX_OK) {
         close_backend(&b->base);
         return s;
     }
     b->exact = mx_knob_flag(MX_KNOB_EXACT);
+    b->fixed_products = o->deterministic || mx_knob_flag(MX_KNOB_DETERMINISTIC);
+    b->fixed_attn = b->fixed_products || mx_knob_flag(MX_KNOB_SDPA_DETERMINISTIC);
     b->gemv_rows = (int32_t)MX_MAX(1, MX_MIN(8, mx_knob_int(MX_KNOB_DENSE_GEMV_ROWS, 8)));
     b->lt_rows = 65;
     b->graphs = mx_knob_flag(MX_KNOB_CUDA_GRAPHS);

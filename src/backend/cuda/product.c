@@ -5,7 +5,7 @@
 //                         to bf16 rows and cuBLASLt
 //   rows formats          plain kernel (mm_rows)
 // MLXCEL_EXACT: every product through the one-pass kernel, whose activations are 16-bit fixed point
-// or two 16-bit floats.
+// or two 16-bit floats. MLXCEL_DETERMINISTIC: the same, by the instances of 8 warps only.
 #include "backend/cuda/cuda_int.h"
 
 #include <string.h>
@@ -82,11 +82,14 @@ static int32_t gemv_tokens(const cuda_pack_info *pi, int v) {
     return pi->bits == 16 ? floats[v] : coded[v];
 }
 
-// The kernel of fewest passes over the weights whose shared memory suffices; -1: none. Floats that
-// need a second pass go elsewhere unless all is true.
+// The kernel of fewest passes over the weights whose shared memory suffices; -1: none, for every
+// number of tokens alike when all is true. Floats that need a second pass go elsewhere unless all
+// is true. Deterministic: the warps' runs of columns decide scales of activations and the order of
+// sums, so instances of another number of warps are left out.
 static int gemv_choose(const cuda_backend *b, const cuda_pack_info *pi, k_gemv *a, bool all) {
     for (int v = 2; v >= 0; v--) {
         int32_t most = gemv_tokens(pi, v);
+        if (b->fixed_products && most == 8) continue;
         if (v > 0 && a->n_tok <= gemv_tokens(pi, v - 1)) continue;
         if (gemv_smem(pi, a, most) > (size_t)b->smem_max) continue;
         int32_t passes = (a->n_tok + most - 1) / most;
@@ -115,7 +118,7 @@ static bool lower_gemv(cuda_backend *b, const cuda_product *p, CUdeviceptr arena
         a.seg[i] = seg_of(b, p, i, arena);
         if (p->act == KACT_NONE || i == 0) a.n_items += a.seg[i].n_strips;
     }
-    int v = gemv_choose(b, pi, &a, b->exact);
+    int v = gemv_choose(b, pi, &a, b->exact || b->fixed_products);
     if (v < 0) return false;
     size_t smem = gemv_smem(pi, &a, gemv_tokens(pi, v));
     // More than half of an SM, so that the next kernel's CTAs spread one an SM.
@@ -156,7 +159,7 @@ static void lower_gemm(cuda_backend *b, const cuda_product *p, CUdeviceptr arena
         a.seg[i] = seg_of(b, p, i, arena);
         if (p->act == KACT_NONE || i == 0) a.n_strips += a.seg[i].n_strips;
     }
-    bool few = a.n_tok <= 64; // columns divided among 4 warps, 2 strips a CTA
+    bool few = a.n_tok <= 64 || b->fixed_products; // columns among 4 warps, 2 strips a CTA
     int32_t tokens = few ? 32 : 64, strips = few ? 2 : 8, runs = few ? 4 : 1;
     cuda_kernel k = (cuda_kernel)(CK_gemm_a4g32_n64 + (p->w[0]->pack - 1) * 4 + (few ? 2 : 0) +
                                   (p->act != KACT_NONE));
@@ -285,10 +288,10 @@ void cuda_lower_product(cuda_backend *b, const cuda_product *p, CUdeviceptr aren
         return;
     }
     int64_t n = p->x->n_rows;
-    bool one_pass = b->exact || n <= b->gemv_rows;
+    bool one_pass = b->exact || b->fixed_products || n <= b->gemv_rows;
     if (one_pass && lower_gemv(b, p, arena, l)) return;
     // cuBLASLt wants 16-byte rows.
-    if (b->lt && n >= b->lt_rows && p->x->n_cols % 8 == 0) {
+    if (b->lt && !b->fixed_products && n >= b->lt_rows && p->x->n_cols % 8 == 0) {
         lower_lt(b, p, arena, l);
     } else {
         lower_gemm(b, p, arena, l);

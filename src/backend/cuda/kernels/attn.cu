@@ -119,6 +119,12 @@ __device__ __forceinline__ void finish_row(const k_attn &a, const float *so, flo
     if (s_last) merge_out<NR>(a, part, active, row, head0, n_heads, sw);
 }
 
+// Positions of a split of a context of len.
+__device__ __forceinline__ int split_of(const k_attn &a, int len) {
+    if (a.chunk > 0) return a.chunk * ((len + a.chunk * MAX_PARTS - 1) / (a.chunk * MAX_PARTS));
+    return ((len + a.n_split - 1) / a.n_split + 16 * NW - 1) & ~(16 * NW - 1);
+}
+
 template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_attn &a) {
     constexpr int I = HD / 32;                    // runs of 32 dims
     constexpr int LT = HD / 8 < 32 ? HD / 8 : 32; // lanes a token
@@ -147,7 +153,7 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
     int pos = a.pos[row];
     Span sp = visible(a, pos);
     int len = sp.end - sp.lo;
-    int per = ((len + a.n_split - 1) / a.n_split + 16 * NW - 1) & ~(16 * NW - 1);
+    int per = split_of(a, len);
     int active = (len + per - 1) / per;
     if (split >= active) {
         dep_wait();

@@ -384,13 +384,14 @@ __device__ __forceinline__ void gemv_main(const k_gemv &a, const Gemv &c, Ring<F
             float v = 0.f;
 #pragma unroll
             for (int w = 0; w < NW; w++) v += c.part[((buf * NW + w) * 8 + my_tok) * 16 + my_row];
+            float r = 1.f;
             if (a.gamma) {
                 float q = 0.f;
 #pragma unroll
                 for (int w = 0; w < NW; w++) q += c.ssqs[w * 8 + my_tok];
-                v *= 1.f / sqrtf(q / (float)a.n_cols + a.eps);
+                r = 1.f / sqrtf(q / (float)a.n_cols + a.eps);
             }
-            v += add;
+            v = fmaf(v, r, add); // said, so that every instance of the template rounds alike
             if (pair && si == 0) {
                 gate = v;
             } else {

@@ -9,6 +9,10 @@ mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err) {
     return mx_err_set(err, MX_UNSUPPORTED, "built without CUDA (no nvcc was found)");
 }
 
+mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *err) {
+    return mx_cuda_open(o->device, out, err);
+}
+
 int mx_cuda_device_count(void) {
     return 0;
 }
