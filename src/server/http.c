@@ -29,6 +29,7 @@ static void queue(srv_req *q, int status, const char *type, struct MHD_Response 
     MHD_add_response_header(r, "X-Request-Id", q->id);
     if (status == 405) MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, q->allow);
     if (status == 503 || status == 429) MHD_add_response_header(r, "Retry-After", "1");
+    if (q->must_close) MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close");
     if (status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     gate_headers(q, r);
     q->answered = true;
@@ -260,8 +261,7 @@ static void *on_uri(void *cls, const char *uri, struct MHD_Connection *conn) {
     q->s = s;
     q->conn = conn;
     q->started_s = mx_now_s();
-    q->url = mx_strdup(uri);
-    q->url[strcspn(q->url, "?")] = 0;
+    q->uri = mx_strdup(uri);
     pthread_mutex_init(&q->lock, NULL);
     mx_buf_init(&q->body, (size_t)s->c->max_body + 1);
     mx_buf_init(&q->out, 0);
@@ -299,9 +299,12 @@ static bool declares_too_much(srv_req *q) {
 
 // The first call of a request: who asks, and for what. Refusals wait for the end of the body, for
 // an answer given earlier ends the connection; a refused body is not kept.
-static enum MHD_Result begin(srv_req *q, const char *method, const char *url) {
+static enum MHD_Result begin(srv_req *q, const char *method, const char *url, const char *version) {
     q->begun = true;
+    q->verdict = 400;
+    q->path = url;
     choose_id(q);
+    if (!head_check(q, q->uri, version)) return MHD_YES;
     if (strcmp(method, "HEAD") == 0) method = "GET";
     q->preflight = strcmp(method, "OPTIONS") == 0;
     q->route = route_find(q->s, method, url, &q->arg, q->allow, sizeof q->allow);
@@ -315,18 +318,23 @@ static enum MHD_Result begin(srv_req *q, const char *method, const char *url) {
 }
 
 static enum MHD_Result take_body(srv_req *q, const char *data, size_t *n) {
+    conn_took(q, *n);
     bool wanted = q->route && q->verdict == 200;
     if (q->body.n + *n > (size_t)q->s->c->max_body) q->too_large = true;
-    if (wanted && !q->too_large) mx_buf_add(&q->body, data, *n);
+    if (wanted && !q->too_large)
+        mx_buf_add(&q->body, data, *n);
+    else
+        q->n_dropped += *n;
     *n = 0;
-    return MHD_YES;
+    // the answer must wait for the end of the body, which may have none
+    return q->n_dropped <= (size_t)q->s->c->max_body ? MHD_YES : MHD_NO;
 }
 
 static void refuse_path(srv_req *q) {
     if (q->allow[0])
-        req_error(q, 405, "method_not_allowed", NULL, "%.200s takes %s", q->url, q->allow);
+        req_error(q, 405, "method_not_allowed", NULL, "%.200s takes %s", q->path, q->allow);
     else
-        req_error(q, 404, "not_found", NULL, "there is no %.200s here", q->url);
+        req_error(q, 404, "not_found", NULL, "there is no %.200s here", q->path);
 }
 
 // Refusals that need no handler. True: answered.
@@ -356,6 +364,7 @@ static bool read_json(srv_req *q) {
 }
 
 static enum MHD_Result answer(srv_req *q) {
+    conn_set_busy(q, true);
     if (refused(q)) return MHD_YES;
     if ((q->route->flags & ROUTE_BODY) && !read_json(q)) return MHD_YES;
     q->route->handle(q);
@@ -374,8 +383,8 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *conn, const 
                                   const char *method, const char *version, const char *data,
                                   size_t *n_data, void **state) {
     srv_req *q = *state;
-    (void)cls, (void)conn, (void)version;
-    if (!q->begun) return begin(q, method, url);
+    (void)cls, (void)conn;
+    if (!q->begun) return begin(q, method, head_path(url), version);
     if (*n_data) return q->answered ? (*n_data = 0, MHD_YES) : take_body(q, data, n_data);
     if (q->answered) return MHD_YES;
     if (q->gen) return wait_whole(q);
@@ -402,6 +411,7 @@ static void on_completed(void *cls, struct MHD_Connection *conn, void **state,
     srv_req *q = *state;
     (void)cls, (void)conn;
     if (!q) return;
+    conn_set_busy(q, false);
     if (q->watched) watch_remove(q);
     if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && q->streaming && !q->ended) q->status = 499;
     if (q->gen) metrics_done(q->s, q->gen);
@@ -410,7 +420,7 @@ static void on_completed(void *cls, struct MHD_Connection *conn, void **state,
     json_decref(q->json);
     mx_buf_free(&q->body);
     mx_buf_free(&q->out);
-    mx_free(q->url);
+    mx_free(q->uri);
     pthread_mutex_destroy(&q->lock);
     mx_free(q);
     *state = NULL;
@@ -526,10 +536,10 @@ mx_status http_start(srv *s, mx_err *err) {
             flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_library_log, NULL,
             MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_URI_LOG_CALLBACK, on_uri, s,
             MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_TIMEOUT,
-            (unsigned)s->c->idle_timeout_s, MHD_OPTION_CONNECTION_LIMIT, 1024u,
-            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)98304, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
-            MHD_OPTION_THREAD_STACK_SIZE, (size_t)MX_THREAD_STACK_BYTES, MHD_OPTION_ARRAY, more,
-            MHD_OPTION_END);
+            (unsigned)s->c->idle_timeout_s, MHD_OPTION_CONNECTION_LIMIT, (unsigned)SRV_MAX_CONNS,
+            MHD_OPTION_NOTIFY_CONNECTION, conn_changed, s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+            (size_t)262144, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_THREAD_STACK_SIZE,
+            (size_t)MX_THREAD_STACK_BYTES, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
         if (!s->daemon)
             st = mx_err_set(err, MX_IO, "cannot start the HTTP threads%s",
                             s->is_tls ? " (are key and certificate valid PEM?)" : "");

@@ -144,6 +144,7 @@ static mx_status check_config(srv *s, mx_err *err) {
 
 static mx_status start(srv *s, mx_err *err) {
     MX_TRY(check_config(s, err));
+    conn_allow_files();
     MX_TRY(http_listen(s, err));
     MX_TRY(watch_start(s, err));
     mx_status st = http_start(s, err);

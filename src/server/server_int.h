@@ -12,6 +12,7 @@
 
 typedef struct srv srv;
 typedef struct srv_req srv_req;
+typedef struct srv_conn srv_conn;
 typedef struct gen gen;
 
 // ---- Routes ----
@@ -65,6 +66,8 @@ struct srv {
     pthread_cond_t drained;
     srv_req *first;
     int32_t n_generating;
+    srv_conn *conns;
+    int32_t n_conns;
     int wake_fd, epoll_fd; // watcher
     int event_fd;          // the loader failed
     pthread_t watcher, loader;
@@ -87,12 +90,15 @@ struct srv_req {
     struct MHD_Connection *conn;
     uint64_t number; // of this request, never 0
     const srv_route *route;
-    const char *arg; // rest of the path of a ROUTE_PREFIX
-    char *url, *query;
-    char id[48]; // of X-Request-Id
+    const char *arg;  // rest of the path of a ROUTE_PREFIX
+    char *uri;        // as sent
+    const char *path; // of it, decoded; the library's
+    size_t n_dropped; // of a body that is too large
+    char id[48];      // of X-Request-Id
     double started_s;
     mx_buf body;
     bool begun, too_large, answered, watched, preflight;
+    bool must_close;    // the connection ends with the answer
     int verdict;        // of the gate
     char allow[64];     // methods of the path when the route is NULL
     int status;         // sent
@@ -130,6 +136,23 @@ void req_fail(srv_req *q, const mlxcel_error *e);
 void error_body(mx_buf *out, int status, const char *code, const char *param, const char *message);
 const char *error_code_of(const mlxcel_error *e); // "context_length_exceeded", ... or NULL
 void req_log(const srv_req *q);
+
+// ---- head.c: what HTTP does not allow ----
+
+// False: answered with an error, and the connection will be closed.
+bool head_check(srv_req *q, const char *uri, const char *version);
+// The path of a request's address, also of one that names a scheme and a host.
+const char *head_path(const char *uri);
+
+// ---- conn.c: connections that are slow or idle ----
+
+enum { SRV_MAX_CONNS = 1024 };
+void conn_changed(void *server, struct MHD_Connection *conn, void **context,
+                  enum MHD_ConnectionNotificationCode what); // the library's callback
+void conn_took(srv_req *q, size_t n);                        // n more bytes of its body
+void conn_set_busy(srv_req *q, bool busy); // its request is complete; its answer is
+void conn_sweep(srv *s, double now);       // under srv.lock
+void conn_allow_files(void);               // raises the limit of open files
 
 // ---- watch.c: who left, who needs a ping ----
 

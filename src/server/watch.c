@@ -92,6 +92,7 @@ static void *watch_main(void *arg) {
             if (q && !q->is_quiet) client_left(s, q);
         }
         send_pings(s, mx_now_s());
+        conn_sweep(s, mx_now_s());
         pthread_mutex_unlock(&s->lock);
         if (stop) return NULL;
     }
