@@ -14,7 +14,7 @@ typedef struct mx_enc_stats { // since open
     size_t arena_bytes, arena_peak_bytes;
 } mx_enc_stats;
 
-// plan_cap: plans kept (LRU; MLX_CUDA_GRAPH_CACHE_SIZE on CUDA). fuse false runs every fused op as
+// plan_cap: plans kept (LRU; MLX_CUDA_GRAPH_CACHE_SIZE), at least 1. fuse false runs every fused op as
 // its expansion.
 mx_enc *mx_enc_open(mx_backend *b, const mx_budget budgets[MX_PHASES], int32_t plan_cap, bool fuse);
 void mx_enc_close(mx_enc *e);

@@ -296,6 +296,7 @@ static void put_own(mx_buf *b, const srv *s, const mlxcel_stats *st) {
             st->buffers_decode);
     COUNTER("mlxcel_plans_made_total", "Step plans recorded.", st->plans_made);
     COUNTER("mlxcel_plan_hits_total", "Steps that reused a plan.", st->plan_hits);
+    COUNTER("mlxcel_plan_evictions_total", "Plans dropped for others.", st->plan_evictions);
     mx_buf_printf(b,
                   "# HELP mlxcel_reject_total Requests refused.\n"
                   "# TYPE mlxcel_reject_total counter\n"

@@ -478,6 +478,48 @@ static void budgets_change_no_bits(void **state) {
     mx_free(m.owner);
 }
 
+// Two places for plans and 600 shapes, each twice: graphs come and go, the bits stay.
+static void plans_come_and_go(void **state) {
+    (void)state;
+    need_gpu();
+    enum { SHAPES = 600, COLS = 64 };
+    rig *r = &rigs[0];
+    rng g = {seed};
+    static float x[3 * COLS], first[SHAPES][3 * COLS], out[3 * COLS];
+    static const mx_budget any[MX_PHASES] = {{.max_ops = 2, .max_mb = MX_BUDGET_UNLIMITED},
+                                             {.max_ops = 2, .max_mb = MX_BUDGET_UNLIMITED},
+                                             {.max_ops = 2, .max_mb = MX_BUDGET_UNLIMITED}};
+    mx_enc *own = r->enc;
+    r->enc = mx_enc_open(r->b, any, 2, true);
+    rng_fill(&g, x, MX_COUNT(x), 3);
+    const mx_tensor *tx = rig_tensor(r, 3, COLS, x), *ty = rig_tensor(r, 3, COLS, NULL);
+    for (int k = 0; k < 2 * SHAPES; k++) {
+        int32_t seq = 0, pos = 0, rows = 3;
+        rig_begin(r, 1, &seq, &pos, &rows, 0, 1);
+        mx_op_params p = {.words = {0}};
+        p.softcap.cap = 1.0f + (float)(k % SHAPES); // part of the plan's key
+        mx_tid a = rig_use(r, tx);
+        for (int i = 0; i <= k % 5; i++) {
+            mx_tid b = i == k % 5 ? rig_use(r, ty) : mx_enc_temp(r->enc, 3, COLS);
+            mx_enc_op(
+                r->enc,
+                (mx_op){
+                    .kind = MX_OP_SOFTCAP, .n_in = 1, .n_out = 1, .in = {a}, .out = {b}, .p = p});
+            a = b;
+        }
+        rig_run(r);
+        rig_read(r, ty, k < SHAPES ? first[k] : out);
+        if (k >= SHAPES) assert_memory_equal(first[k - SHAPES], out, sizeof out);
+    }
+    mx_enc_stats s;
+    mx_enc_get_stats(r->enc, &s);
+    mx_enc_close(r->enc);
+    r->enc = own;
+    assert_true(s.plan_evictions >= 2 * SHAPES - 3);
+    assert_true(memcmp(first[0], first[7], sizeof first[0]) != 0);
+    rig_reset(r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_case_of_the_matrix),
@@ -490,6 +532,7 @@ int main(void) {
         cmocka_unit_test(rows_for_the_host_are_left_alone),
         cmocka_unit_test(embed_takes_the_token_sampled_before),
         cmocka_unit_test(budgets_change_no_bits),
+        cmocka_unit_test(plans_come_and_go),
     };
     return cmocka_run_group_tests(tests, open_rigs, close_rigs);
 }

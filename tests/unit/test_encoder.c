@@ -135,6 +135,30 @@ static void ten_thousand_shapes_through_two_places(void **state) {
     mx_enc_close(e);
 }
 
+static void what_was_not_used_for_longest_goes(void **state) {
+    (void)state;
+    mx_enc *e = open_enc(NULL, NULL, 2);
+    mx_step_facts f;
+    mx_enc_stats s;
+    record(e, &f, 9, 1, 1e-5f);
+    record(e, &f, 1, 1, 1e-5f);
+    record(e, &f, 9, 1, 1e-5f);
+    record(e, &f, 2, 1, 1e-5f); // in place of 1
+    record(e, &f, 9, 1, 1e-5f);
+    assert_int_equal(n_made, 3);
+    record(e, &f, 1, 1, 1e-5f); // in place of 2
+    assert_int_equal(n_made, 4);
+    record(e, &f, 9, 1, 1e-5f);
+    mx_enc_get_stats(e, &s);
+    assert_int_equal(s.plan_hits, 3);
+    assert_int_equal(s.plan_evictions, 2);
+    mx_enc_close(e);
+    e = open_enc(NULL, NULL, 0); // one place at least
+    for (int32_t i = 0; i < 6; i++) record(e, &f, 2 - i % 2, 1, 1e-5f);
+    mx_enc_close(e);
+    assert_int_equal(n_made, n_freed);
+}
+
 static void temporaries_reuse_memory_and_budgets_do_not_matter(void **state) {
     (void)state;
     mx_enc *e = open_enc(NULL, NULL, 8);
@@ -260,6 +284,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(equal_recordings_share_a_plan, set_up),
         cmocka_unit_test_setup(ten_thousand_shapes_through_two_places, set_up),
+        cmocka_unit_test_setup(what_was_not_used_for_longest_goes, set_up),
         cmocka_unit_test_setup(temporaries_reuse_memory_and_budgets_do_not_matter, set_up),
         cmocka_unit_test_setup(dependent_ops_wait_independent_ones_do_not, set_up),
         cmocka_unit_test_setup(cuts_follow_the_rule_and_say_why, set_up),

@@ -1,6 +1,6 @@
 // The same request, the same numbers: alone, in a batch of eight, in other chunks, from the prefix
-// cache; with the token chosen on the device (pipelined) and on the host. On the CPU always; with
-// MX_TEST_DEVICE=cuda on a GPU in deterministic mode.
+// cache; with the token chosen on the device (pipelined) and on the host; with places for two
+// plans. On the CPU always; with MX_TEST_DEVICE=cuda on a GPU in deterministic mode.
 #include "base/knobs.h"
 #include "mlxcel.h"
 #include "support/tiny_model.h"
@@ -125,6 +125,33 @@ static void cached(mlxcel_params p, const answer *want) {
     mlxcel_close(e);
 }
 
+static void set_caches(const char *size) {
+    static const char *const names[] = {"MLX_CUDA_GRAPH_CACHE_SIZE", "MLX_CUDA_SDPA_CACHE_SIZE"};
+    for (size_t i = 0; i < MX_COUNT(names); i++) {
+        if (size)
+            setenv(names[i], size, 1);
+        else
+            unsetenv(names[i]);
+    }
+    mx_knobs_reload();
+}
+
+// Two places for plans (graphs on a GPU): nearly every step makes one and drops one.
+static void small_caches(mlxcel_params p, const answer *want) {
+    mlxcel_stats st;
+    set_caches("2");
+    mlxcel_engine *e = open_engine(p);
+    for (int again = 0; again < 2; again++) {
+        mlxcel_request *r[N];
+        for (int s = 0; s < N; s++) r[s] = submit(e, s, true);
+        for (int s = 0; s < N; s++) compare("small caches", s, collect(r[s]), want[s], true);
+    }
+    mlxcel_get_stats(e, &st);
+    mlxcel_close(e);
+    set_caches(NULL);
+    assert_true(st.plan_evictions >= 4);
+}
+
 static void check_type(mx_dtype type) {
     answer want[N];
     tiny_write(model, &(tiny_opts){.type = type, .d_model = 256, .d_ff = 512, .max_ctx = 1024});
@@ -144,6 +171,7 @@ static void check_type(mx_dtype type) {
         one_by_one("chunks", p, want, true);
     }
     cached(warm, want);
+    small_caches(batch, want);
     if (differ) fail_msg("%s: %d answers differ", mx_dtype_get(type)->name, differ);
 }
 
