@@ -14,8 +14,8 @@ typedef struct mx_enc_stats { // since open
     size_t arena_bytes, arena_peak_bytes;
 } mx_enc_stats;
 
-// plan_cap: plans kept (LRU; MLX_CUDA_GRAPH_CACHE_SIZE), at least 1. fuse false runs every fused op as
-// its expansion.
+// plan_cap: plans kept (LRU; MLX_CUDA_GRAPH_CACHE_SIZE), at least 1. fuse false runs every fused op
+// as its expansion.
 mx_enc *mx_enc_open(mx_backend *b, const mx_budget budgets[MX_PHASES], int32_t plan_cap, bool fuse);
 void mx_enc_close(mx_enc *e);
 void mx_enc_set_budgets(mx_enc *e, const mx_budget budgets[MX_PHASES]); // also drops the plans
