@@ -18,6 +18,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+enum { SLOW_BODY = 64 << 10 }; // bytes: longer ones are read by the slow lane
+
 // ---- Answers ----
 
 static void free_body(void *p) {
@@ -34,6 +36,10 @@ static void queue(srv_req *q, int status, const char *type, struct MHD_Response 
     gate_headers(q, r);
     q->answered = true;
     q->status = status;
+    if (q->in_lane) { // the library wants it from the connection's own thread
+        q->kept = r;
+        return;
+    }
     MHD_queue_response(q->conn, (unsigned)status, r);
     MHD_destroy_response(r);
 }
@@ -363,20 +369,47 @@ static bool read_json(srv_req *q) {
     return q->json != NULL;
 }
 
-static enum MHD_Result answer(srv_req *q) {
-    conn_set_busy(q, true);
-    if (refused(q)) return MHD_YES;
-    if ((q->route->flags & ROUTE_BODY) && !read_json(q)) return MHD_YES;
+void req_read(srv_req *q) {
+    if ((q->route->flags & ROUTE_BODY) && !read_json(q)) return;
     q->route->handle(q);
-    if (!q->gen || q->answered) {
-        CHECK(q->answered);
-        return MHD_YES;
-    }
+    CHECK(q->gen || q->answered);
+}
+
+// Queues what the slow lane answered.
+static enum MHD_Result hand_over(srv_req *q) {
+    MHD_queue_response(q->conn, (unsigned)q->status, q->kept);
+    MHD_destroy_response(q->kept);
+    q->kept = NULL;
+    return MHD_YES;
+}
+
+// The request was read: it is answered, or it generates.
+static enum MHD_Result go_on(srv_req *q) {
+    q->in_lane = false;
+    if (q->kept) return hand_over(q);
+    if (q->answered) return MHD_YES;
     q->watched = true;
     watch_add(q);
     if (!q->gen->o.stream) return wait_whole(q);
     start_stream(q);
     return MHD_YES;
+}
+
+// A long body, or a template of the client's own.
+static bool is_slow(const srv_req *q) {
+    return q->body.n > SLOW_BODY || q->route->handle == handle_template;
+}
+
+static enum MHD_Result answer(srv_req *q) {
+    conn_set_busy(q, true);
+    if (refused(q)) return MHD_YES;
+    if (is_slow(q)) {
+        q->in_lane = true;
+        lane_put(q);
+        return MHD_YES;
+    }
+    req_read(q);
+    return go_on(q);
 }
 
 static enum MHD_Result on_request(void *cls, struct MHD_Connection *conn, const char *url,
@@ -386,6 +419,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *conn, const 
     (void)cls, (void)conn;
     if (!q->begun) return begin(q, method, head_path(url), version);
     if (*n_data) return q->answered ? (*n_data = 0, MHD_YES) : take_body(q, data, n_data);
+    if (q->in_lane) return go_on(q);
     if (q->answered) return MHD_YES;
     if (q->gen) return wait_whole(q);
     return answer(q);
@@ -416,6 +450,7 @@ static void on_completed(void *cls, struct MHD_Connection *conn, void **state,
     if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && q->streaming && !q->ended) q->status = 499;
     if (q->gen) metrics_done(q->s, q->gen);
     req_log(q);
+    if (q->kept) MHD_destroy_response(q->kept);
     gen_free(q->gen);
     json_decref(q->json);
     mx_buf_free(&q->body);

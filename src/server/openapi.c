@@ -195,6 +195,8 @@ static const char prose[] =
     "- **Limits.** Bodies to `--max-body` bytes, JSON to 100 levels, no key twice, no NUL in "
     "texts. "
     "A request ends after\n  `--timeout` seconds.\n"
+    "- **Slow requests.** Bodies over 64 KiB, and templates of the client, are read by a thread of "
+    "their own, one after the\n  other; what else is asked is answered meanwhile.\n"
     "- **Connections.** At most 1024; when most places are taken, those idle longest are closed. A "
     "request must have arrived\n  within `--idle-timeout`, a longer body at 4 KiB/s on average. "
     "Addresses to 16 KiB (else 414), headers to 64 KiB (431).\n"

@@ -147,7 +147,8 @@ static mx_status start(srv *s, mx_err *err) {
     conn_allow_files();
     MX_TRY(http_listen(s, err));
     MX_TRY(watch_start(s, err));
-    mx_status st = http_start(s, err);
+    mx_status st = lane_start(s, err);
+    if (st == MX_OK && (st = http_start(s, err)) != MX_OK) lane_stop(s);
     if (st != MX_OK) {
         watch_stop(s);
         return st;
@@ -184,6 +185,7 @@ static void stop(srv *s) {
     atomic_store(&s->aborting, true);
     wake_all(s);
     wait_drained(s, 0.5);
+    lane_stop(s);
     http_stop(s);
     watch_stop(s);
 }

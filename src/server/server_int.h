@@ -66,6 +66,10 @@ struct srv {
     pthread_cond_t drained;
     srv_req *first;
     int32_t n_generating;
+    srv_req *lane_first, *lane_last; // the slow lane's queue
+    bool lane_stop;
+    pthread_cond_t lane_wake;
+    pthread_t lane;
     srv_conn *conns;
     int32_t n_conns;
     int wake_fd, epoll_fd; // watcher
@@ -98,11 +102,14 @@ struct srv_req {
     double started_s;
     mx_buf body;
     bool begun, too_large, answered, watched, preflight;
-    bool must_close;    // the connection ends with the answer
-    int verdict;        // of the gate
-    char allow[64];     // methods of the path when the route is NULL
-    int status;         // sent
-    const char *origin; // Access-Control-Allow-Origin to answer, or NULL
+    bool must_close; // the connection ends with the answer
+    bool in_lane;    // read, or being read, by the slow lane
+    srv_req *lane_next;
+    struct MHD_Response *kept; // the slow lane's answer
+    int verdict;               // of the gate
+    char allow[64];            // methods of the path when the route is NULL
+    int status;                // sent
+    const char *origin;        // Access-Control-Allow-Origin to answer, or NULL
     json_t *json;
     gen *gen;
     size_t sent_bytes;
@@ -124,7 +131,8 @@ struct srv_req {
 mx_status http_listen(srv *s, mx_err *err);
 mx_status http_start(srv *s, mx_err *err);
 void http_stop(srv *s);
-void req_wake(void *q); // resumes its connection; any thread
+void req_wake(void *q);    // resumes its connection; any thread
+void req_read(srv_req *q); // its body, and what its handler does: an answer, or q->gen
 // One answer with a body of a content type. Takes body's contents.
 void req_reply(srv_req *q, int status, const char *type, mx_buf *body);
 void req_reply_json(srv_req *q, int status, mx_buf *body);
@@ -153,6 +161,13 @@ void conn_took(srv_req *q, size_t n);                        // n more bytes of 
 void conn_set_busy(srv_req *q, bool busy); // its request is complete; its answer is
 void conn_sweep(srv *s, double now);       // under srv.lock
 void conn_allow_files(void);               // raises the limit of open files
+
+// ---- lane.c: requests that take long to read ----
+
+mx_status lane_start(srv *s, mx_err *err);
+void lane_stop(srv *s); // answers those that wait in it
+// Suspends the connection and has the request read by the lane's thread.
+void lane_put(srv_req *q);
 
 // ---- watch.c: who left, who needs a ping ----
 

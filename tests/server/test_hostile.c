@@ -258,6 +258,58 @@ static void pipelined_requests_are_answered_in_order(void **state) {
     mx_buf_free(&b);
 }
 
+// One thread serves connections, and is not held up by a request that is slow to read.
+static void slow_requests_stall_nobody(void **state) {
+    (void)state;
+    server s = {0};
+    server_start(&s, dir, model, "--threads-http 1");
+    static const char slow[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],\"chat_template\":\""
+        "{% for i in range(3000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}done\"}";
+    int fds[3];
+    for (int i = 0; i < 3; i++) {
+        fds[i] = dial(&s);
+        send_request(fds[i], "POST", "/apply-template", NULL, slow, sizeof slow - 1);
+    }
+    mx_sleep_s(0.05);
+    for (int i = 0; i < 3; i++) {
+        json_t *v = post_json(&s, "/v1/completions", "{\"prompt\":\"xA\",\"temperature\":0}", 200);
+        json_decref(v);
+    }
+    struct pollfd last = {fds[2], POLLIN, 0};
+    assert_int_equal(poll(&last, 1, 0), 0); // it has not ended yet
+    for (int i = 0; i < 3; i++) {
+        json_t *v = json_of(read_reply(fds[i]), 200, "a slow template");
+        assert_string_equal(text_at(v, "prompt"), "done");
+        json_decref(v);
+        close(fds[i]);
+    }
+    // a long body goes the same way, and may generate, stream, or be wrong
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    for (int kind = 0; kind < 3; kind++) {
+        mx_buf_clear(&b);
+        mx_buf_printf(&b, "{\"prompt\":\"xA\",\"temperature\":0,\"stream\":%s,\"%s\":\"",
+                      kind == 1 ? "true" : "false", kind == 2 ? "wrong" : "user");
+        for (int i = 0; i < 100000; i++) mx_buf_putc(&b, 'u');
+        mx_buf_puts(&b, "\"}");
+        reply r = post(&s, "/v1/completions", b.data);
+        assert_int_equal(r.status, kind == 2 ? 400 : 200);
+        assert_true(r.whole);
+        assert_non_null(strstr(r.body.data, kind == 2   ? "wrong"
+                                            : kind == 1 ? "[DONE]"
+                                                        : "Hello world!"));
+        reply_free(&r);
+    }
+    mx_buf_free(&b);
+    // ending while one is read
+    int fd = dial(&s);
+    send_request(fd, "POST", "/apply-template", NULL, slow, sizeof slow - 1);
+    mx_sleep_s(0.05);
+    server_stop(&s);
+    close(fd);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(malformed_heads_are_refused),
@@ -267,6 +319,7 @@ int main(void) {
         cmocka_unit_test(slow_requests_lose_the_connection),
         cmocka_unit_test(a_body_without_end),
         cmocka_unit_test(a_crowd_of_idle_connections),
+        cmocka_unit_test(slow_requests_stall_nobody),
         cmocka_unit_test(pipelined_requests_are_answered_in_order),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
