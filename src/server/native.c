@@ -330,16 +330,22 @@ static void put_piece(srv_req *q, mx_buf *b, int32_t id) {
     mx_buf_putc(b, '}');
 }
 
+// Two forms: llama-server's {"content", "add_special"} and vLLM's {"prompt", "add_special_tokens"},
+// which lm-eval speaks. They differ in their default, and the second one's answer has the count.
 void handle_tokenize(srv_req *q) {
     static const char *const names[] = {"content",     "add_special", "parse_special",
                                         "with_pieces", "model",       NULL};
-    const json_t *text = json_object_get(q->json, "content");
+    static const char *const other[] = {"prompt", "add_special_tokens", "model", NULL};
+    bool is_other = json_object_get(q->json, "prompt") != NULL;
+    const char *key = is_other ? "prompt" : "content";
+    const json_t *text = json_object_get(q->json, key);
     bool add, parse, pieces;
-    if (!only_fields(q, names) || !get_bool(q, "add_special", false, &add) ||
+    if (!only_fields(q, is_other ? other : names) ||
+        !get_bool(q, is_other ? "add_special_tokens" : "add_special", is_other, &add) ||
         !get_bool(q, "parse_special", true, &parse) || !get_bool(q, "with_pieces", false, &pieces))
         return;
     if (!json_is_string(text)) {
-        bad(q, "content", "content: expected a text");
+        req_error(q, 400, "invalid_value", key, "%s: expected a text", key);
         return;
     }
     int32_t *ids = NULL;
@@ -360,8 +366,32 @@ void handle_tokenize(srv_req *q) {
         else
             mx_buf_printf(&b, "%d", ids[i]);
     }
-    mx_buf_puts(&b, "]}");
+    mx_buf_putc(&b, ']');
+    if (is_other) {
+        mx_buf_printf(&b, ",\"count\":%zu,\"max_model_len\":%d", n, q->s->info.ctx_size);
+    }
+    mx_buf_putc(&b, '}');
     mlxcel_free(ids);
+    req_reply_json(q, 200, &b);
+}
+
+// vLLM's form: which tokens begin and end a text, for clients that send token ids.
+void handle_tokenizer_info(srv_req *q) {
+    const int32_t ids[] = {q->s->info.bos, q->s->info.eos};
+    static const char *const names[] = {"bos_token", "eos_token"};
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    for (size_t i = 0; i < MX_COUNT(ids); i++) {
+        mx_str s = {NULL, 0};
+        if (ids[i] >= 0) s.p = mlxcel_piece(q->s->engine, ids[i], &s.n);
+        mx_buf_printf(&b, "%s\"%s\":", i ? "," : "{", names[i]);
+        if (s.p)
+            mx_buf_json(&b, s);
+        else
+            mx_buf_puts(&b, "null");
+    }
+    mx_buf_printf(&b, ",\"vocab_size\":%d,\"model_max_length\":%d}", q->s->info.n_vocab,
+                  q->s->info.ctx_size);
     req_reply_json(q, 200, &b);
 }
 
@@ -387,6 +417,8 @@ void handle_detokenize(srv_req *q) {
         mx_buf b;
         mx_buf_init(&b, 0);
         mx_buf_puts(&b, "{\"content\":");
+        mx_buf_json(&b, (mx_str){text, n_text});
+        mx_buf_puts(&b, ",\"prompt\":"); // its name in vLLM's form
         mx_buf_json(&b, (mx_str){text, n_text});
         mx_buf_putc(&b, '}');
         req_reply_json(q, 200, &b);

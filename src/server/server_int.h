@@ -361,6 +361,7 @@ void handle_native(srv_req *q);
 void handle_tokenize(srv_req *q);
 void handle_detokenize(srv_req *q);
 void handle_template(srv_req *q);
+void handle_tokenizer_info(srv_req *q);
 void handle_health(srv_req *q);
 void handle_models(srv_req *q);
 void handle_model(srv_req *q);

@@ -211,6 +211,21 @@ static void tokens_and_templates(void **state) {
     assert_string_equal(text_at(v, "content"), "Hi");
     json_decref(v);
     json_decref(post_json(S, "/detokenize", "{\"tokens\":[72,100000]}", 400));
+    // as vLLM has it
+    v = post_json(S, "/tokenize", "{\"prompt\":\"A<|endoftext|>\",\"add_special_tokens\":false}",
+                  200);
+    assert_int_equal(int_at(v, "count"), 2);
+    assert_int_equal(int_at(v, "tokens/1"), TINY_EOS);
+    assert_int_equal(int_at(v, "max_model_len"), 256);
+    json_decref(v);
+    json_decref(post_json(S, "/tokenize", "{\"prompt\":\"A\",\"content\":\"A\"}", 400));
+    v = post_json(S, "/detokenize", "{\"tokens\":[72,105],\"model\":\"x\"}", 200);
+    assert_string_equal(text_at(v, "prompt"), "Hi");
+    json_decref(v);
+    v = get_json(S, "/tokenizer_info", 200);
+    assert_string_equal(text_at(v, "eos_token"), "<|endoftext|>");
+    assert_true(json_is_null(at(v, "bos_token")));
+    json_decref(v);
     v = post_json(S, "/apply-template", "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}",
                   200);
     assert_string_equal(text_at(v, "prompt"), "<|im_start|>user\nHi");

@@ -1,7 +1,8 @@
 """A server for the client tests: the built program (MLXCEL) on a model that follows scripts.
 
 The model is the one of tests/support/script_model.h: after a prompt that ends with a script's key
-byte come the script's pieces, one a token, then the end; after any other byte comes that byte."""
+byte come the script's pieces, one a token, then the end; after any other byte comes that byte. What
+follows a token depends on nothing before it."""
 import contextlib
 import os
 import re
@@ -33,7 +34,8 @@ def spell(data):
     return "".join(table[b] for b in data)
 
 
-def write_model(path, max_ctx=2048):
+def vocabulary():
+    """Spellings, types, and which token follows each."""
     tokens = [spell(bytes([b])) for b in range(256)]
     tokens += ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokens += [f"<|unused{i}|>" for i in range(259, FIRST - 1)] + ["zz"]
@@ -46,6 +48,12 @@ def write_model(path, max_ctx=2048):
             tokens.append(spell(piece.encode()))
             types.append(1)
         follow[at] = EOS
+    return tokens, types, follow
+
+
+def write_model(path, max_ctx=2048, out=None):
+    """out: another output matrix, a float row of DIM for each token; column i scores what follows i."""
+    tokens, types, follow = vocabulary()
     n = len(tokens)
 
     def string(s):
@@ -75,12 +83,12 @@ def write_model(path, max_ctx=2048):
         kv[key] = struct.pack("<II", 4, value)
     zeros = lambda rows, cols: ((rows, cols), bytes(rows * cols * 4))
     ones = ((DIM,), struct.pack("<f", 1.0) * DIM)
-    embd, out = bytearray(n * DIM * 4), bytearray(n * DIM * 4)
+    embd, scripted = bytearray(n * DIM * 4), bytearray(n * DIM * 4)
     for i in range(n):
         struct.pack_into("<f", embd, (i * DIM + i) * 4, 1.0)
-        struct.pack_into("<f", out, (follow[i] * DIM + i) * 4, 1.0)
+        struct.pack_into("<f", scripted, (follow[i] * DIM + i) * 4, 1.0)
     tensors = {
-        "token_embd.weight": ((n, DIM), bytes(embd)), "output.weight": ((n, DIM), bytes(out)),
+        "token_embd.weight": ((n, DIM), bytes(embd)), "output.weight": ((n, DIM), bytes(out or scripted)),
         "output_norm.weight": ones, "blk.0.attn_norm.weight": ones, "blk.0.ffn_norm.weight": ones,
         "blk.0.attn_q.weight": zeros(DIM, DIM), "blk.0.attn_k.weight": zeros(DIM // 8, DIM),
         "blk.0.attn_v.weight": zeros(DIM // 8, DIM), "blk.0.attn_output.weight": zeros(DIM, DIM),
@@ -100,13 +108,14 @@ def write_model(path, max_ctx=2048):
 
 
 @contextlib.contextmanager
-def server(*flags):
+def server(*flags, model=None, threads="1"):
     """Yields the address of a server; fails when it does not end well."""
     with tempfile.TemporaryDirectory() as folder:
-        model = os.path.join(folder, "script.gguf")
-        write_model(model)
+        if model is None:
+            model = os.path.join(folder, "script.gguf")
+            write_model(model)
         log = open(os.path.join(folder, "log"), "w+b")
-        env = dict(os.environ, MLXCEL_DEVICE="cpu", MLXCEL_THREADS="1", HOME=folder)
+        env = dict(os.environ, MLXCEL_DEVICE="cpu", MLXCEL_THREADS=threads, HOME=folder)
         p = subprocess.Popen([os.environ["MLXCEL"], "serve", "-m", model, "--port", "0", *flags],
                              stderr=log, stdin=subprocess.DEVNULL, env=env)
         try:
