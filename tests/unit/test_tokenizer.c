@@ -419,6 +419,20 @@ static void *encode_long(void *arg) {
     return NULL;
 }
 
+// Ideographs, emoji or letters without order: more kinds of pairs than a run has.
+static const char *mixture(uint32_t first, uint32_t n) {
+    static char text[3][60001];
+    static int next;
+    char *out = text[next++ % 3];
+    size_t at = 0;
+    for (uint32_t x = 1; at + 4 < sizeof text[0];) {
+        x = x * 1664525u + 1013904223u;
+        at += (size_t)mx_utf8_encode(first + (x >> 8) % n, out + at);
+    }
+    out[at] = 0;
+    return out;
+}
+
 static void encode_all_long(const mx_tokenizer *t, const char *const *units, size_t n) {
     pthread_attr_t attr;
     pthread_attr_init(&attr);
@@ -430,7 +444,7 @@ static void encode_all_long(const mx_tokenizer *t, const char *const *units, siz
         pthread_join(thread, NULL);
         assert_int_equal(c.st, MX_OK);
         assert_true(c.n_ids > 0);
-        if (c.seconds >= MX_TEST_SLOW) fail_msg("'%s' took %.2f s", c.unit, c.seconds);
+        if (c.seconds >= MX_TEST_SLOW) fail_msg("'%.20s' took %.2f s", c.unit, c.seconds);
     }
     pthread_attr_destroy(&attr);
 }
@@ -448,8 +462,22 @@ static mx_tokenizer *open_data_gguf(const char *path) {
 static void long_runs_byte_level(void **state) {
     (void)state;
     mx_tokenizer *t = open_data_gguf(MX_TEST_BUILD_DATA "/text/smollm2.gguf");
-    static const char *const units[] = {"Z",  " ",  "\n",           ".",   "中", "\u0301",
-                                        "aA", "a1", "\u0301\u0323", " \n", "'s", "<|im_"};
+    const char *const units[] = {"Z",
+                                 " ",
+                                 "\n",
+                                 ".",
+                                 "中",
+                                 "\u0301",
+                                 "aA",
+                                 "a1",
+                                 "\u0301\u0323",
+                                 " \n",
+                                 "'s",
+                                 "<|im_",
+                                 "😀",
+                                 mixture(0x4e00, 20000),
+                                 mixture(0x1f300, 800),
+                                 mixture('a', 26)};
     encode_all_long(t, units, MX_COUNT(units));
     mx_tokenizer_close(t);
 }
@@ -457,7 +485,16 @@ static void long_runs_byte_level(void **state) {
 static void long_runs_sentencepiece(void **state) {
     (void)state;
     mx_tokenizer *t = open_data_gguf(MX_TEST_BUILD_DATA "/text/gemma3.gguf");
-    static const char *const units[] = {"Z", " ", "aA", "\u0301\u0323", "中", "<"};
+    const char *const units[] = {"Z",
+                                 " ",
+                                 "aA",
+                                 "\u0301\u0323",
+                                 "中",
+                                 "<",
+                                 "😀",
+                                 mixture(0x4e00, 20000),
+                                 mixture(0x1f300, 800),
+                                 mixture('a', 26)};
     encode_all_long(t, units, MX_COUNT(units));
     mx_tokenizer_close(t);
 }
@@ -485,7 +522,7 @@ static void long_runs_regex(void **state) {
         long_case c = {.t = t, .unit = units[i]};
         encode_long(&c);
         assert_int_equal(c.st, MX_OK);
-        if (c.seconds >= MX_TEST_SLOW) fail_msg("'%s' took %.2f s", c.unit, c.seconds);
+        if (c.seconds >= MX_TEST_SLOW) fail_msg("'%.20s' took %.2f s", c.unit, c.seconds);
     }
     mx_tokenizer_close(t);
 }
