@@ -236,6 +236,11 @@ bool mlxcel_next_event(mlxcel_request *r, double timeout_s, mlxcel_event *out);
 
 // ---- What it does, what it costs ---------------------------------------------------------------
 
+// Slow paths, which are taken when a fast one does not apply: name and what is counted; NULL past
+// the last.
+enum { MLXCEL_SLOW_PATHS = 6 };
+const char *mlxcel_slow_path(int32_t i, const char **what);
+
 typedef struct mlxcel_stats { // since open
     uint64_t n_requests, n_cancelled, n_errors, n_rejected;
     uint64_t prompt_tokens, prompt_tokens_cached, decode_tokens;
@@ -249,6 +254,7 @@ typedef struct mlxcel_stats { // since open
     uint64_t cache_hits, cache_misses, cache_tokens, cache_evictions, cache_bytes, cache_entries;
     uint64_t arena_bytes, peak_bytes; // high-water mark of arena and state
     uint64_t storage_fallbacks;
+    uint64_t slow[MLXCEL_SLOW_PATHS]; // times each slow path was taken
 } mlxcel_stats;
 void mlxcel_get_stats(mlxcel_engine *e, mlxcel_stats *out);
 void mlxcel_cache_reset(mlxcel_engine *e);

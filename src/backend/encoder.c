@@ -39,6 +39,7 @@ struct mx_enc {
     int32_t n_tensors, cap_tensors;
     mx_segment *segs;
     int32_t n_segs, cap_segs;
+    uint32_t slow[MX_SLOW_COUNT];
     double seg_count; // bytes or elements of the open segment
     uint64_t seg_serial;
     use_slot uses[USE_SLOTS];
@@ -136,6 +137,7 @@ static void mix(mx_enc *e, uint64_t v) {
 void mx_enc_begin(mx_enc *e, const mx_step_facts *facts) {
     e->facts = facts;
     e->err = (mx_err){0};
+    memset(e->slow, 0, sizeof e->slow);
     e->n_ops = e->n_tensors = e->n_segs = 0;
     e->seg_count = 0;
     e->seg_serial++;
@@ -261,6 +263,19 @@ static void append(mx_enc *e, const mx_op *op) {
     apply_budget(e, op);
 }
 
+// Weights of a product that are not packed.
+static uint32_t unpacked_products(const mx_enc *e, const mx_op *op) {
+    bool glu = op->kind == MX_OP_MATMUL_GLU || op->kind == MX_OP_NORM_GLU;
+    bool qkv = op->kind == MX_OP_QKV || op->kind == MX_OP_NORM_QKV;
+    bool norm =
+        op->kind == MX_OP_NORM_MATMUL || op->kind == MX_OP_NORM_GLU || op->kind == MX_OP_NORM_QKV;
+    if (!glu && !qkv && !norm && op->kind != MX_OP_MATMUL && op->kind != MX_OP_MATMUL_ADD) return 0;
+    uint32_t n = 0;
+    int first = norm ? 2 : 1, end = first + (qkv ? 3 : glu ? 2 : 1);
+    for (int i = first; i < end; i++) n += e->tensors[op->in[i]].layout != MX_LAYOUT_PACKED;
+    return n;
+}
+
 void mx_enc_op(mx_enc *e, mx_op op) {
     if (e->err.status != MX_OK) return;
     op.layer = e->layer;
@@ -271,15 +286,18 @@ void mx_enc_op(mx_enc *e, mx_op op) {
         return;
     }
     bool fused = mx_op_get((mx_op_kind)op.kind)->fused;
-    if (fused && (!e->fuse || !e->backend->ops->supports(e->backend, &op, e->tensors))) {
+    bool supported = e->backend->ops->supports(e->backend, &op, e->tensors);
+    if (fused && (!e->fuse || !supported)) {
+        e->slow[MX_SLOW_EXPANDED] += e->fuse;
         mx_op_expand(e, &op);
         return;
     }
-    if (!fused && !e->backend->ops->supports(e->backend, &op, e->tensors)) {
+    if (!supported) {
         mx_err_set(&e->err, MX_UNSUPPORTED, "layer %d: op %s is not supported by backend %s",
                    op.layer, mx_op_get((mx_op_kind)op.kind)->name, e->backend->name);
         return;
     }
+    e->slow[MX_SLOW_ROWS] += unpacked_products(e, &op);
     append(e, &op);
 }
 
@@ -420,6 +438,7 @@ static mx_status make_plan(mx_enc *e, plan_entry **out, mx_err *err) {
                         .n_segs = e->n_segs,
                         .n_barriers = barriers,
                         .arena_bytes = arena};
+    memcpy(p->plan.slow, e->slow, sizeof e->slow);
     p->plan.ops = copy_of(e->ops, (size_t)e->n_ops * sizeof *e->ops);
     p->plan.tensors = copy_of(e->tensors, (size_t)e->n_tensors * sizeof *e->tensors);
     p->plan.segs = copy_of(e->segs, (size_t)e->n_segs * sizeof *e->segs);
@@ -461,5 +480,6 @@ mx_status mx_enc_submit(mx_enc *e, mx_plan *plan, int32_t slot, mx_ticket *t, mx
     e->stats.buffers[plan->phase] += (uint64_t)plan->n_segs;
     e->stats.ops[plan->phase] += (uint64_t)plan->n_ops;
     for (int32_t i = 0; i < plan->n_segs; i++) e->stats.commits[plan->segs[i].reason]++;
+    for (int i = 0; i < MX_SLOW_COUNT; i++) e->stats.slow[i] += plan->slow[i];
     return MX_OK;
 }

@@ -11,6 +11,7 @@ typedef struct mx_enc_stats { // since open
     uint64_t plans_made, plan_hits, plan_evictions;
     uint64_t commits[MX_COMMIT_REASONS];
     uint64_t steps[MX_PHASES], buffers[MX_PHASES], ops[MX_PHASES];
+    uint64_t slow[MX_SLOW_COUNT]; // of what was submitted
     size_t arena_bytes, arena_peak_bytes;
 } mx_enc_stats;
 

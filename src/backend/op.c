@@ -16,6 +16,24 @@ const mx_op_info *mx_op_get(mx_op_kind k) {
     return &infos[k];
 }
 
+static const struct {
+    const char *name, *what;
+} slow_paths[] = {
+#define SLOW(id, name, what) {name, what},
+#include "backend/slow.def"
+#undef SLOW
+};
+
+const char *mx_slow_name(mx_slow s) {
+    CHECK((unsigned)s < MX_SLOW_COUNT);
+    return slow_paths[s].name;
+}
+
+const char *mx_slow_what(mx_slow s) {
+    CHECK((unsigned)s < MX_SLOW_COUNT);
+    return slow_paths[s].what;
+}
+
 const char *mx_role_name(mx_role r) {
     static const char *const names[] = {"embed", "attention", "mlp",      "moe",
                                         "head",  "norm",      "sampling", "other"};

@@ -126,6 +126,16 @@ typedef struct mx_segment { // one command buffer: ops [first, first + n)
     mx_commit_reason reason;
 } mx_segment;
 
+// Slow paths that a plan takes, by name: see slow.def.
+typedef enum mx_slow {
+#define SLOW(id, name, what) MX_SLOW_##id,
+#include "backend/slow.def"
+#undef SLOW
+    MX_SLOW_COUNT
+} mx_slow;
+const char *mx_slow_name(mx_slow s);
+const char *mx_slow_what(mx_slow s);
+
 // A recorded op list. Immutable once made; its key is a hash of everything that decides what runs
 // (ops, parameters, shapes, tensors, segments), never of lengths or token values.
 typedef struct mx_plan {
@@ -140,7 +150,9 @@ typedef struct mx_plan {
     int32_t n_segs;
     int32_t n_barriers;
     size_t arena_bytes; // extent of the temporaries: the same for every budget
-    void *handle;       // the backend's
+    uint32_t
+        slow[MX_SLOW_COUNT]; // how often one run takes each slow path; the backend adds its own
+    void *handle;            // the backend's
 } mx_plan;
 
 // Bytes moved and arithmetic of one op under the step's facts: KV counts the visible rows, an

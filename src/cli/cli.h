@@ -85,6 +85,9 @@ mx_status cli_read_all(const char *path, mx_buf *out, mx_err *err);
 // Values of JSON answers, new references. Text: what is no UTF-8 becomes U+FFFD. Number: null when
 // it is not finite.
 json_t *cli_json_text(const char *s);
+// The slow paths taken from `before` (NULL: open) to `after`, "name count, name count"; "" for
+// none.
+void cli_slow_text(const mlxcel_stats *before, const mlxcel_stats *after, char *out, size_t cap);
 json_t *cli_json_number(double v);
 // 2 after saying so when the system message is not UTF-8.
 int cli_check_system(const cli_options *o);

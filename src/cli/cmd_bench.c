@@ -24,7 +24,7 @@ typedef struct bench_row {
     const char *test;
     int32_t n, depth, seqs;
     series tok_s, ms;
-    char reason[160]; // why there is no number; "" when there is one
+    char reason[320]; // why there is no number, or which slow paths gave it; "" for neither
 } bench_row;
 
 typedef struct bench {
@@ -176,8 +176,17 @@ static bool run_seqs(bench *b, bench_seq *q, int32_t n) {
 
 // ---- Rows ----
 
+// A number that slow paths gave is not the speed of what was asked for: the row says so.
+static void note_slow_paths(bench_row *row, const mlxcel_stats *before, const mlxcel_stats *after) {
+    char text[300];
+    cli_slow_text(before, after, text, sizeof text);
+    if (text[0] && !row->reason[0]) snprintf(row->reason, sizeof row->reason, "slow: %s", text);
+}
+
 static bool bench_prefill(bench *b, bench_row *row) {
     bench_seq *q = open_seqs(b, 1, row->depth + row->n, 0);
+    mlxcel_stats before, after;
+    mlxcel_get_stats(b->s.engine, &before);
     bool ok = run_seqs(b, q, 1); // warm-up
     for (int32_t i = 0; ok && i < b->o->reps; i++) {
         ok = run_seqs(b, q, 1);
@@ -188,6 +197,8 @@ static bool bench_prefill(bench *b, bench_row *row) {
         push(&row->tok_s, n / s);
         push(&row->ms, s * 1e3);
     }
+    mlxcel_get_stats(b->s.engine, &after);
+    note_slow_paths(row, &before, &after);
     close_seqs(q, 1);
     return ok;
 }
@@ -229,6 +240,7 @@ static bool bench_decode(bench *b, bench_row *row) {
         if (ok && row->seqs > 1) time_several(row, q);
     }
     mlxcel_get_stats(b->s.engine, &b->after);
+    note_slow_paths(row, &b->before, &b->after);
     close_seqs(q, row->seqs);
     return ok;
 }
@@ -295,7 +307,7 @@ static const bench_row *decode_row(const bench *b) {
 // Share of the decode time that reading at the measured rate would take; 0 when not known.
 static double roof_share(const bench *b) {
     const bench_row *r = decode_row(b);
-    if (!r || b->read_gb_s == 0) return 0;
+    if (!r || r->reason[0] || b->read_gb_s == 0) return 0;
     return quantile(&r->tok_s, 0.5) * (double)b->bytes_per_token / (b->read_gb_s * 1e9);
 }
 
@@ -375,7 +387,7 @@ static void print_json(const bench *b) {
     bool roof = b->read_gb_s > 0;
     json_object_set_new(j, "read_gb_s", roof ? json_real(b->read_gb_s) : json_null());
     json_object_set_new(j, "roof_share",
-                        roof && decode_row(b) ? json_real(roof_share(b)) : json_null());
+                        roof_share(b) > 0 ? json_real(roof_share(b)) : json_null());
     json_object_set_new(j, "deterministic", json_boolean(i->deterministic));
     json_object_set_new(j, "largest_cost", cost[0] ? json_string(cost) : json_null());
     set_hash(j, "token_hash", b->token_hash);
@@ -393,9 +405,9 @@ static void print_row(const bench_row *r, mx_buf *out) {
         mx_buf_printf(out, "  %s\n", r->reason);
         return;
     }
-    mx_buf_printf(out, "%10.1f %9.1f %9.1f %9.3f %9.3f %9.3f\n", quantile(&r->tok_s, 0.5),
+    mx_buf_printf(out, "%10.1f %9.1f %9.1f %9.3f %9.3f %9.3f  %s\n", quantile(&r->tok_s, 0.5),
                   quantile(&r->tok_s, 0), quantile(&r->tok_s, 1), quantile(&r->ms, 0.5),
-                  quantile(&r->ms, 0.9), quantile(&r->ms, 0.99));
+                  quantile(&r->ms, 0.9), quantile(&r->ms, 0.99), r->reason[0] ? r->reason : "-");
 }
 
 static void print_table(const bench *b) {
@@ -406,8 +418,8 @@ static void print_table(const bench *b) {
     mx_buf_init(&t, 0);
     mx_buf_printf(&t, "mlxcel %s, %s\n%s, %s, %d threads, KV %s %s\n\n", mlxcel_version(),
                   b->s.path, i->format, i->device, i->n_threads, i->kv_type, i->kv_storage);
-    mx_buf_printf(&t, "%-8s %6s %7s %5s %10s %9s %9s %9s %9s %9s\n", "test", "n", "depth", "seqs",
-                  "tok/s", "min", "max", "p50 ms", "p90 ms", "p99 ms");
+    mx_buf_printf(&t, "%-8s %6s %7s %5s %10s %9s %9s %9s %9s %9s  %s\n", "test", "n", "depth",
+                  "seqs", "tok/s", "min", "max", "p50 ms", "p90 ms", "p99 ms", "fallback");
     for (int k = 0; k < b->n_rows; k++) print_row(&b->rows[k], &t);
     mx_buf_puts(&t, "\nbytes a token:   ");
     cli_size_text(b->bytes_per_token, &t);
@@ -417,7 +429,7 @@ static void print_table(const bench *b) {
     if (b->read_gb_s > 0) {
         mx_buf_printf(&t, "read rate:       %.2f GB/s by %d threads\n", b->read_gb_s, i->n_threads);
     }
-    if (decode_row(b) && b->read_gb_s > 0) {
+    if (roof_share(b) > 0) {
         mx_buf_printf(&t, "decode:          %.0f %% of that rate; largest cost: %s\n",
                       roof_share(b) * 100, cost);
     }

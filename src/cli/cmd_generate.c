@@ -109,6 +109,14 @@ static void say_ttft(const cli_session *s, const mlxcel_timings *t, double setup
              s->info.load_s * 1e3);
 }
 
+static void say_slow_paths(const cli_session *s) {
+    mlxcel_stats st;
+    char text[300];
+    mlxcel_get_stats(s->engine, &st);
+    cli_slow_text(NULL, &st, text, sizeof text);
+    cli_note("Slow paths: %s", text[0] ? text : "none");
+}
+
 static void say_speed(const cli_reply *r) {
     const mlxcel_timings *t = &r->timings;
     cli_note("Prompt: %d tokens, %.1f tok/s. Generated: %d tokens, %.1f tok/s (%s).", t->n_prompt,
@@ -142,6 +150,7 @@ static int generate(const cli_options *o, cli_session *s, mx_str text) {
     if (st == 0 && !o->quiet) say_speed(&r);
     if (st == 0 && (o->profile || mx_knob_is_set(MX_KNOB_PROFILE_TTFT))) {
         say_ttft(s, &r.timings, setup_ms, (mx_now_s() - done) * 1e3);
+        say_slow_paths(s);
     }
     int code = st != 0 ? failed(o, &err) : r.interrupted ? CLI_EXIT_INTERRUPTED : CLI_EXIT_OK;
     cli_reply_free(&r);

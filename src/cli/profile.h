@@ -103,6 +103,8 @@ mx_status prof_choose_steps(prof_rig *r, prof_arm *a, int32_t *n, mx_err *err);
 // Results are JSON; the table is printed from the same object. Owns j. Returns an exit code.
 int prof_print_json(json_t *j);
 json_t *prof_hash_json(uint64_t h);
+json_t *prof_slow_json(const mx_plan *p);           // {"name": times} of one run of the plan
+void prof_slow_text(const mx_plan *p, mx_buf *out); // the same, a line
 json_t *prof_head_json(const prof_rig *r, const char *what); // version, device, threads, read rate
 
 // ---- what is measured: exit codes ----

@@ -177,6 +177,7 @@ static json_t *results(const launch *l, int32_t depth) {
     json_object_set_new(j, "model", cli_json_text(l->stack ? "launch-heavy stack" : l->path));
     json_object_set_new(j, "context", json_integer(depth));
     json_object_set_new(j, "rows", rows);
+    json_object_set_new(j, "slow_paths", prof_slow_json(l->arms[0].arm.plan));
     json_object_set_new(j, "null_ms", json_real(s.null.median));
     json_object_set_new(j, "null_spread_ms", json_real(s.null.spread));
     json_object_set_new(j, "hashes_equal_over_budgets", json_boolean(s.budgets_equal));
@@ -205,7 +206,10 @@ static void print_table(const launch *l, int32_t depth) {
     mx_buf_printf(&t,
                   "hashes of decode and prefill: %s over budgets, %s with fused ops on and off\n",
                   s.budgets_equal ? "equal" : "NOT EQUAL", s.fused_equal ? "equal" : "different");
-    mx_buf_printf(&t, "peak memory: %s over budgets\n\n", s.peaks_equal ? "equal" : "NOT EQUAL");
+    mx_buf_printf(
+        &t, "peak memory: %s over budgets\nslow paths: ", s.peaks_equal ? "equal" : "NOT EQUAL");
+    prof_slow_text(l->arms[0].arm.plan, &t);
+    mx_buf_puts(&t, "\n");
     cli_out(t.data, t.n);
     mx_buf_free(&t);
 }

@@ -304,6 +304,23 @@ json_t *prof_hash_json(uint64_t h) {
     return json_string(text);
 }
 
+json_t *prof_slow_json(const mx_plan *p) {
+    json_t *j = json_object();
+    for (int i = 0; i < MX_SLOW_COUNT; i++) {
+        if (p->slow[i]) json_object_set_new(j, mx_slow_name((mx_slow)i), json_integer(p->slow[i]));
+    }
+    return j;
+}
+
+void prof_slow_text(const mx_plan *p, mx_buf *out) {
+    bool any = false;
+    for (int i = 0; i < MX_SLOW_COUNT; i++) {
+        if (p->slow[i]) mx_buf_printf(out, "%s %u, ", mx_slow_name((mx_slow)i), p->slow[i]);
+        any |= p->slow[i] > 0;
+    }
+    mx_buf_puts(out, any ? "in a step\n" : "none\n");
+}
+
 json_t *prof_head_json(const prof_rig *r, const char *what) {
     json_t *j =
         json_pack("{s:s, s:s, s:s, s:s, s:i}", "version", mlxcel_version(), "profile", what,

@@ -193,6 +193,7 @@ static json_t *results(const segments *s) {
                         more > 0 ? json_real(split.median * 1e3 / more) : json_null());
     json_object_set_new(j, "boundary_spread_us",
                         more > 0 ? json_real(split.spread * 1e3 / more) : json_null());
+    json_object_set_new(j, "slow_paths", prof_slow_json(plan));
     json_object_set_new(j, "hash", prof_hash_json(s->arms[0].hash));
     json_object_set_new(j, "hashes_equal", json_boolean(s->same_hashes));
     return j;
@@ -240,6 +241,8 @@ static void print_table(const segments *s, const char *path) {
         mx_buf_printf(&t, "boundary:        %.2f us (+- %.2f), %d more buffers of %d ops\n",
                       split.median * 1e3 / more, split.spread * 1e3 / more, more, BOUNDARY_OPS);
     }
+    mx_buf_puts(&t, "slow paths:      ");
+    prof_slow_text(plan, &t);
     mx_buf_printf(&t, "hashes:          %016llx, %s\n", (unsigned long long)s->arms[0].hash,
                   s->same_hashes ? "equal over all arms" : "NOT EQUAL");
     cli_out(t.data, t.n);

@@ -105,6 +105,17 @@ void cli_session_close(cli_session *s) {
     *s = (cli_session){0};
 }
 
+void cli_slow_text(const mlxcel_stats *before, const mlxcel_stats *after, char *out, size_t cap) {
+    size_t n = 0;
+    out[0] = 0;
+    for (int32_t i = 0; i < MLXCEL_SLOW_PATHS && n < cap; i++) {
+        uint64_t k = after->slow[i] - (before ? before->slow[i] : 0);
+        if (!k) continue;
+        n += (size_t)snprintf(out + n, cap - n, "%s%s %llu", n ? ", " : "",
+                              mlxcel_slow_path(i, NULL), (unsigned long long)k);
+    }
+}
+
 // ---- Prompts ----
 
 void cli_sampling(const cli_options *o, mlxcel_sampling *out) {

@@ -312,6 +312,14 @@ static void publish_stats(mlxcel_engine *e) {
         s->cache_bytes = ps.bytes;
         s->cache_entries = ps.entries;
     }
+    es.slow[MX_SLOW_HOST_SAMPLING] = e->n_host_sampled;
+    for (int i = 0; i < MX_SLOW_COUNT; i++) {
+        if (es.slow[i] && !s->slow[i]) {
+            mx_log(MX_LOG_INFO, "slow path: %s: %s", mx_slow_name((mx_slow)i),
+                   mx_slow_what((mx_slow)i));
+        }
+        s->slow[i] = es.slow[i];
+    }
     s->peak_bytes = MX_MAX(s->peak_bytes, es.arena_peak_bytes + ks.used_bytes);
     pthread_mutex_unlock(&e->lock);
 }

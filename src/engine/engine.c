@@ -122,6 +122,14 @@ uint32_t mlxcel_suggest_sampling(const mlxcel_engine *e, uint32_t which, mlxcel_
     return bits;
 }
 
+_Static_assert((int)MLXCEL_SLOW_PATHS == (int)MX_SLOW_COUNT, "mlxcel.h counts slow.def");
+
+const char *mlxcel_slow_path(int32_t i, const char **what) {
+    if (i < 0 || i >= MX_SLOW_COUNT) return NULL;
+    if (what) *what = mx_slow_what((mx_slow)i);
+    return mx_slow_name((mx_slow)i);
+}
+
 void mlxcel_get_stats(mlxcel_engine *e, mlxcel_stats *out) {
     pthread_mutex_lock(&e->lock);
     *out = e->stats;

@@ -138,6 +138,7 @@ struct mlxcel_engine {
     int32_t *dry_breakers; // NULL until a request asks
     size_t n_dry_breakers;
     uint64_t arrivals, seed_state;
+    uint64_t n_host_sampled; // tokens chosen on the host, the logits being elsewhere
     // shared, under lock
     pthread_mutex_t lock;
     pthread_cond_t wake, ready;

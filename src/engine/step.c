@@ -190,6 +190,7 @@ static void choose_on_host(mlxcel_engine *e, eng_seq *s, const float *logits) {
                            .n_banned = ban ? (size_t)e->n_eos : 0};
     int32_t id;
     mx_err err = {0};
+    e->n_host_sampled += !e->facts.host_memory;
     if (mx_sample(e->sampler, &s->sampling, &h, logits, &id, &err) != MX_OK) {
         s->req->err = err;
         seq_finish(e, s, MLXCEL_FINISH_ERROR, NULL);

@@ -297,6 +297,12 @@ static void put_own(mx_buf *b, const srv *s, const mlxcel_stats *st) {
     COUNTER("mlxcel_plans_made_total", "Step plans recorded.", st->plans_made);
     COUNTER("mlxcel_plan_hits_total", "Steps that reused a plan.", st->plan_hits);
     COUNTER("mlxcel_plan_evictions_total", "Plans dropped for others.", st->plan_evictions);
+    mx_buf_puts(b, "# HELP mlxcel_slow_path_total Slow paths taken, by name (docs/cuda.md).\n"
+                   "# TYPE mlxcel_slow_path_total counter\n");
+    for (int32_t i = 0; i < MLXCEL_SLOW_PATHS; i++) {
+        mx_buf_printf(b, "mlxcel_slow_path_total{path=\"%s\"} %llu\n", mlxcel_slow_path(i, NULL),
+                      (unsigned long long)st->slow[i]);
+    }
     mx_buf_printf(b,
                   "# HELP mlxcel_reject_total Requests refused.\n"
                   "# TYPE mlxcel_reject_total counter\n"

@@ -285,6 +285,7 @@ static void the_text_is_all_of_standard_output(void **state) {
     assert_int_equal(p.n_out, 15);
     run(&p, "generate -m %s -p x -n 2 --profile", model);
     expect(&p, 0, NULL, "[TTFT] prompt=1 tok setup=");
+    assert_non_null(strstr(p.err_text, "Slow paths: none"));
 }
 
 static void output_that_nobody_reads(void **state) {

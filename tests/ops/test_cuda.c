@@ -478,6 +478,39 @@ static void budgets_change_no_bits(void **state) {
     mx_free(m.owner);
 }
 
+static uint64_t slow_of(rig *r, mx_slow s) {
+    mx_enc_stats st;
+    mx_enc_get_stats(r->enc, &st);
+    return st.slow[s];
+}
+
+static void slow_paths_are_counted(void **state) {
+    (void)state;
+    need_gpu();
+    rig *r = &rigs[0];
+    static const attn_case cases[] = {{6, 2, 80, 100, 2, 50, MX_F32, false, 2, {270, 20}},
+                                      {6, 2, 80, 100, 2, 50, MX_F16, false, 2, {270, 20}},
+                                      {5, 1, 36, 0, 0, 0, MX_F16, false, 1, {40}}};
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        uint64_t before = slow_of(r, MX_SLOW_ATTN_PLAIN);
+        attn_data d = attn_case_inputs(&cases[i], seed++);
+        float *out = mx_calloc((size_t)attn_case_outputs(&cases[i]), sizeof *out);
+        attn_case_run(r, &cases[i], &d, ATTN_WHOLE, cases[i].group, out);
+        assert_int_equal(slow_of(r, MX_SLOW_ATTN_PLAIN) > before, i != 1);
+        mx_free(out);
+        attn_case_free(&d);
+    }
+    for (int i = 0; i < 2; i++) {
+        uint64_t before = slow_of(r, MX_SLOW_ROWS);
+        op_case c = {.op = MX_OP_MATMUL, .rows = 3, .n = 32, .k = 256};
+        c.f = c.f2 = mx_wfmt_of(i ? MX_F32 : MX_Q8_0);
+        check_case(&c, NULL);
+        assert_int_equal(slow_of(r, MX_SLOW_ROWS) - before, i);
+    }
+    assert_int_equal(slow_of(r, MX_SLOW_NO_GRAPHS), 0);
+    no_failures();
+}
+
 // Two places for plans and 600 shapes, each twice: graphs come and go, the bits stay.
 static void plans_come_and_go(void **state) {
     (void)state;
@@ -533,6 +566,7 @@ int main(void) {
         cmocka_unit_test(embed_takes_the_token_sampled_before),
         cmocka_unit_test(budgets_change_no_bits),
         cmocka_unit_test(plans_come_and_go),
+        cmocka_unit_test(slow_paths_are_counted),
     };
     return cmocka_run_group_tests(tests, open_rigs, close_rigs);
 }

@@ -75,6 +75,7 @@ static void routes_answer(void **state) {
     assert_int_equal(r.status, 200);
     assert_non_null(strstr(r.body.data, "\nllamacpp:prompt_tokens_total "));
     assert_non_null(strstr(r.body.data, "\nmlxcel_slots_total 4\n"));
+    assert_non_null(strstr(r.body.data, "\nmlxcel_slow_path_total{path=\"host_sampling\"} 0\n"));
     reply_free(&r);
 }
 

@@ -240,6 +240,23 @@ static void fused_ops_expand_where_they_are_not_supported(void **state) {
                                       MX_OP_GLU,      MX_OP_MATMUL, MX_OP_ADD};
     assert_int_equal(p->n_ops, MX_COUNT(want));
     for (size_t i = 0; i < MX_COUNT(want); i++) assert_int_equal(p->ops[i].kind, want[i]);
+    assert_int_equal(p->slow[MX_SLOW_EXPANDED], 2);
+    mx_enc_close(e);
+}
+
+static void slow_paths_are_counted(void **state) {
+    (void)state;
+    mx_enc *e = open_enc(NULL, NULL, 8);
+    mx_step_facts f;
+    mx_plan *p = record(e, &f, 1, 2, 1e-5f);
+    assert_int_equal(p->slow[MX_SLOW_ROWS], 6); // gate, up, down of two layers
+    assert_int_equal(p->slow[MX_SLOW_EXPANDED], 0);
+    gate.layout = MX_LAYOUT_PACKED;
+    p = record(e, &f, 1, 2, 1e-5f);
+    assert_int_equal(p->slow[MX_SLOW_ROWS], 4);
+    up.layout = down.layout = MX_LAYOUT_PACKED;
+    p = record(e, &f, 1, 2, 1e-5f);
+    for (int i = 0; i < MX_SLOW_COUNT; i++) assert_int_equal(p->slow[i], 0);
     mx_enc_close(e);
 }
 
@@ -289,6 +306,7 @@ int main(void) {
         cmocka_unit_test_setup(dependent_ops_wait_independent_ones_do_not, set_up),
         cmocka_unit_test_setup(cuts_follow_the_rule_and_say_why, set_up),
         cmocka_unit_test_setup(fused_ops_expand_where_they_are_not_supported, set_up),
+        cmocka_unit_test_setup(slow_paths_are_counted, set_up),
         cmocka_unit_test_setup(the_first_error_stays, set_up),
         cmocka_unit_test_setup(costs_count_what_is_read, set_up),
     };

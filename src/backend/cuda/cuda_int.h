@@ -106,6 +106,7 @@ typedef struct cuda_list { // launches of a plan, and what they need
     size_t scratch_bytes; // need, found by a first pass with scratch = 0
     size_t n_tickets;
     CUdeviceptr scratch, tickets;
+    uint32_t slow[MX_SLOW_COUNT]; // slow paths taken
 } cuda_list;
 
 // lower.c: appends the launches of an op.

@@ -282,6 +282,7 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
     bool fast = a.kv_type == KTYPE_F16 && hd % 8 == 0 && hd <= 512 && a.page_tokens >= 16 &&
                 (one_page || is_pow2(a.page_tokens));
     if (!fast) {
+        l->slow[MX_SLOW_ATTN_PLAIN]++;
         CUDA_LAUNCH(b, l, CK_attn_any, a, a.n_head, a.n_rows, 1, 128, (5 * hd + 16) * 4);
         return;
     }

@@ -85,6 +85,7 @@ static mx_status tickets_of(cuda_backend *b, size_t n, CUdeviceptr *out, mx_err 
 static void lower_all(cuda_backend *b, const mx_plan *plan, CUdeviceptr arena, cuda_plan *p) {
     p->list.n_items = 0;
     p->list.n_blob = 0;
+    memset(p->list.slow, 0, sizeof(p->list.slow));
     for (int32_t s = 0; s < plan->n_segs; s++) {
         p->seg_first[s] = p->list.n_items;
         for (int32_t i = 0; i < plan->segs[s].n; i++) {
@@ -176,6 +177,8 @@ mx_status cuda_plan_make(mx_backend *base, mx_plan *plan, mx_buffer *arena, mx_e
     p->seg_first = mx_calloc((size_t)plan->n_segs + 1, sizeof(*p->seg_first));
     plan->handle = p;
     mx_status s = plan_build(b, plan, arena ? arena->device : 0, p, err);
+    p->list.slow[MX_SLOW_NO_GRAPHS] = plan->phase != MX_PHASE_PREFILL && !b->graphs;
+    for (int i = 0; i < MX_SLOW_COUNT; i++) plan->slow[i] += p->list.slow[i];
     if (s != MX_OK) cuda_plan_free(base, plan);
     return s;
 }

@@ -294,6 +294,7 @@ void cuda_lower_product(cuda_backend *b, const cuda_product *p, CUdeviceptr aren
     if (b->lt && !b->fixed_products && n >= b->lt_rows && p->x->n_cols % 8 == 0) {
         lower_lt(b, p, arena, l);
     } else {
+        l->slow[MX_SLOW_NO_BLASLT] += n >= b->lt_rows && !b->fixed_products;
         lower_gemm(b, p, arena, l);
     }
 }
