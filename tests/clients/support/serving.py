@@ -16,9 +16,11 @@ TEMPLATE = (
     "{% if tools %}<tool_call>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
 )
+MARKUP = "<b>bold</b> & <img src=x onerror=\"document.title='owned'\"> <script>owned = 1</script>"
 SCRIPTS = {
     "A": ["Hello ", "wor", "ld!"],
     "T": ["I look.\n<tool", "_call>{\"name\":\"get_weather\",\"argu", "ments\":{\"city\":\"Par", "is\"}}</tool_call>"],
+    "M": [MARKUP[:30], MARKUP[30:]],
 }
 
 
