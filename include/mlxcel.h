@@ -226,8 +226,8 @@ typedef struct mlxcel_event { // pointers valid until the next call on this requ
     mlxcel_finish finish;
     const char *stop_word; // finish STOP
     uint64_t seed, token_hash, logit_hash;
-    mlxcel_timings timings;
-    mlxcel_error error; // DONE with finish ERROR
+    mlxcel_timings timings; // TEXT with tokens: so far, of this choice
+    mlxcel_error error;     // DONE with finish ERROR
 } mlxcel_event;
 
 // The next event. Waits up to timeout_s (< 0: for ever, 0: not at all). Returns false when none
@@ -245,6 +245,7 @@ typedef struct mlxcel_stats { // since open
     uint64_t n_requests, n_cancelled, n_errors, n_rejected;
     uint64_t prompt_tokens, prompt_tokens_cached, decode_tokens;
     uint64_t steps_prefill, steps_decode, steps_decode_pipelined, steps_mixed, preemptions;
+    uint64_t prefill_grants; // prefill steps while others decoded
     double prefill_s, decode_s;
     int32_t n_running, n_queued, n_prefilling;
     uint64_t plans_made, plan_hits, plan_evictions;

@@ -70,7 +70,7 @@ bool mx_knob_is_set(mx_knob k) {
     return infos[k].kind == MX_KNOB_PRESENT ? value_of(k) != NULL : mx_knob_raw(k) != NULL;
 }
 
-static bool text_is_on(const char *v) {
+bool mx_knob_text_is_on(const char *v) {
     return v && v[0] && strcmp(v, "0") != 0 && strcasecmp(v, "false") != 0 &&
            strcasecmp(v, "off") != 0 && strcasecmp(v, "no") != 0;
 }
@@ -78,7 +78,7 @@ static bool text_is_on(const char *v) {
 bool mx_knob_flag(mx_knob k) {
     if (infos[k].kind == MX_KNOB_PRESENT) return value_of(k) != NULL;
     const char *v = mx_knob_raw(k);
-    return text_is_on(v ? v : infos[k].dflt);
+    return mx_knob_text_is_on(v ? v : infos[k].dflt);
 }
 
 const char *mx_knob_text(mx_knob k) {
@@ -109,4 +109,22 @@ uint64_t mx_knob_size(mx_knob k, uint64_t if_unset) {
     if (v && mx_parse_size(v, &x)) return x;
     if (v) mx_knob_warn(k);
     return mx_parse_size(infos[k].dflt, &x) ? x : if_unset;
+}
+
+static bool in_table(const char *name, size_t n) {
+    for (size_t i = 0; i < MX_COUNT(infos); i++) {
+        if (strlen(infos[i].name) == n && memcmp(infos[i].name, name, n) == 0) return true;
+    }
+    return false;
+}
+
+const char *mx_knob_other(const char *prefix, size_t *at) {
+    extern char **environ;
+    while (environ[*at]) {
+        const char *pair = environ[(*at)++];
+        size_t n = strcspn(pair, "=");
+        if (strncmp(pair, prefix, strlen(prefix)) == 0 && pair[n] && !in_table(pair, n))
+            return pair;
+    }
+    return NULL;
 }

@@ -38,6 +38,11 @@ double mx_knob_float(mx_knob k);
 uint64_t mx_knob_size(mx_knob k, uint64_t if_unset);
 // Says once that the knob's value is not valid, for readers that parse it themselves.
 void mx_knob_warn(mx_knob k);
+// "NAME=value" of the next variable at or behind *at whose name begins with prefix and is not in
+// the table; NULL at the end. *at begins as 0 and moves on.
+const char *mx_knob_other(const char *prefix, size_t *at);
+// Empty, 0, false, off and no are off.
+bool mx_knob_text_is_on(const char *v);
 // For tests: forget what was read, so that setenv takes effect.
 void mx_knobs_reload(void);
 

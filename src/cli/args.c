@@ -220,7 +220,45 @@ static const struct {
     {MX_KNOB_ARG_DEVICE, "--device"},
     {MX_KNOB_ARG_METRICS, "--metrics"},
     {MX_KNOB_ARG_NO_SLOTS, "--no-slots"},
+    {MX_KNOB_ARG_PROPS, "--props"},
 };
+
+// Takes the value of a flag from a variable.
+static mx_status take_variable(cli_options *o, const cli_flag *f, const char *name, const char *v,
+                               mx_err *err) {
+    bool on = mx_knob_text_is_on(v);
+    if (f->kind == CLI_REFUSED) {
+        if (!on) return MX_OK;
+        return mx_err_set(err, MX_INVALID, "%s: %s in this version", name, f->help);
+    }
+    if (f->kind == CLI_FLAG && f->offset == offsetof(cli_options, as_always)) {
+        if (on) return MX_OK;
+        return mx_err_set(err, MX_INVALID, "%s=%s: this cannot be turned off so", name, v);
+    }
+    note_given(o, f);
+    if (f->kind != CLI_FLAG) return set_value(o, f, name, v, err);
+    *(bool *)field(o, f) = on;
+    return MX_OK;
+}
+
+// LLAMA_ARG_TOP_K=5 is --top-k 5.
+static mx_status take_others(cli_options *o, mx_err *err) {
+    static const char prefix[] = "LLAMA_ARG_";
+    const char *pair;
+    for (size_t at = 0; (pair = mx_knob_other(prefix, &at));) {
+        char name[80], flag[80] = "--";
+        size_t n = strcspn(pair, "="), k = 2;
+        snprintf(name, sizeof name, "%.*s", (int)n, pair);
+        for (const char *p = name + strlen(prefix); *p && k + 1 < sizeof flag; p++) {
+            char c = *p == '_' ? '-' : *p;
+            flag[k++] = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+        }
+        const cli_flag *f = find_flag(o, flag, k);
+        if (!f) return mx_err_set(err, MX_INVALID, "%s: there is no flag %.*s", name, (int)k, flag);
+        MX_TRY(take_variable(o, f, name, pair + n + 1, err));
+    }
+    return MX_OK;
+}
 
 static mx_status set_environment(cli_options *o, mx_err *err) {
     if (o->command != CLI_SERVE) return MX_OK;
@@ -229,13 +267,10 @@ static mx_status set_environment(cli_options *o, mx_err *err) {
         if (!v) continue;
         const cli_flag *f = find_flag(o, serve_env[i].flag, strlen(serve_env[i].flag));
         CHECK(f != NULL);
-        note_given(o, f);
-        if (f->kind == CLI_FLAG)
-            *(bool *)field(o, f) = mx_knob_flag(serve_env[i].knob);
-        else
-            MX_TRY(set_value(o, f, mx_knob_info_get(serve_env[i].knob)->name, v, err));
+        MX_TRY(take_variable(o, f, mx_knob_info_get(serve_env[i].knob)->name, v, err));
     }
-    return MX_OK;
+    if (!mx_knob_flag(MX_KNOB_ARG_SLOTS)) o->no_slots = true;
+    return take_others(o, err);
 }
 
 static mx_status take_positional(cli_options *o, const cli_command *c, const char *arg,

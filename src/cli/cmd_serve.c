@@ -57,7 +57,7 @@ static bool engine_params(const cli_options *o, mlxcel_params *p, int *code) {
     int32_t parallel = o->parallel > 0 ? o->parallel : 4;
     p->max_batch = smaller(parallel, o->max_batch);
     p->max_queue = o->queue_depth;
-    p->prefill_grant_interval = o->grant_interval;
+    p->prefill_grant_interval = o->grant_interval ? o->grant_interval : INT32_MAX;
     p->device = o->device;
     p->n_threads = o->threads;
     p->ctx_size = o->ctx_size;

@@ -22,7 +22,7 @@ const cli_command cli_commands[CLI_COMMANDS] = {
         "template in the model the prompt is one user message, else it is continued."},
     [CLI_SERVE] = {"serve", NULL, NULL, false, cli_serve,
         "answer OpenAI's and llama-server's routes over HTTP",
-        "Flags of llama-server may also be given as LLAMA_ARG_ variables (mlxcel --help-env);\n"
+        "Flags may also be given as LLAMA_ARG_ variables, --top-k 5 as LLAMA_ARG_TOP_K=5;\n"
         "a flag on the command line wins. The program called as mlxcel-server is this command.\n"
         "Routes and rules: docs/server.md."},
     [CLI_INSPECT] = {"inspect", NULL, "MODEL", false, cli_inspect,

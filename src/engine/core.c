@@ -173,6 +173,15 @@ static int32_t deep_chunk(const mlxcel_engine *e, int32_t n_past) {
     return MX_MAX(sched_chunk_fit(&c->cost, c->step_s - c->cost.fixed_s, n_past), 32);
 }
 
+// A prefill step that others, who decode, make way for.
+static void count_grant(mlxcel_engine *e) {
+    bool decoding = false;
+    for (int32_t i = 0; i < e->n_running; i++) decoding |= e->running[i]->phase == SCHED_DECODING;
+    pthread_mutex_lock(&e->lock);
+    e->stats.prefill_grants += decoding;
+    pthread_mutex_unlock(&e->lock);
+}
+
 static int32_t decide(mlxcel_engine *e, step_pick *picks) {
     for (;;) {
         describe(e);
@@ -203,6 +212,7 @@ static int32_t decide(mlxcel_engine *e, step_pick *picks) {
             q->wait_ticks = q->phase == SCHED_WAITING ? q->wait_ticks + 1 : 0;
         }
         e->decode_ticks = d.n_prefill_rows > 0 ? 0 : e->decode_ticks + 1;
+        if (d.n_prefill_rows > 0) count_grant(e);
         return n;
     }
 }

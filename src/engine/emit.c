@@ -125,6 +125,9 @@ static void post_text(mlxcel_engine *e, eng_seq *s, int32_t id, const float *log
     n->tops = k > 0 ? mx_calloc((size_t)k, sizeof *n->tops) : NULL;
     describe_token(e, n, 0, id, logits, k); // chosen from the row, which has logits
     n->ev.n_tokens = 1;
+    n->ev.timings = r->t;
+    n->ev.timings.n_decoded = s->n_tokens - s->n_prompt;
+    n->ev.timings.decode_ms = (mx_now_s() - r->first_s) * 1e3;
     mx_buf_add(&n->text, s->text.data, s->text.n);
     request_post(r, n);
 }
@@ -164,10 +167,7 @@ void seq_finish(mlxcel_engine *e, eng_seq *s, mlxcel_finish f, const char *stop_
     if (r->first_s > 0) r->t.decode_ms = (now - r->first_s) * 1e3;
     event_node *n = request_event(r, MLXCEL_EVENT_CHOICE, s->choice);
     n->ev.finish = f;
-    if (stop_word) {
-        snprintf(r->stop_word, sizeof r->stop_word, "%s", stop_word);
-        n->ev.stop_word = r->stop_word;
-    }
+    n->ev.stop_word = stop_word; // the request's own
     n->ev.seed = s->sampling.seed;
     n->ev.token_hash = s->token_hash;
     n->ev.logit_hash = s->logit_hash;

@@ -62,7 +62,6 @@ struct mlxcel_request {
     mlxcel_timings t;
     double submitted_s, started_s, prefilled_s, first_s, deadline_s;
     mlxcel_finish first_finish;
-    char stop_word[256];
     mx_err err;
     mlxcel_request *next; // in the mailbox or the engine's list
     // shared, under lock

@@ -66,6 +66,7 @@ static void merge_events(event_node *a, const event_node *b) {
     }
     if (nb) memcpy(a->tokens + na, b->tokens, nb * sizeof *a->tokens);
     a->ev.n_tokens = (int32_t)n;
+    if (nb) a->ev.timings = b->ev.timings;
 }
 
 void request_post(mlxcel_request *r, event_node *n) {

@@ -138,6 +138,9 @@ bool gen_start(gen *g) {
         ok = submit(g, j, &err) == 0;
     }
     if (ok) {
+        pthread_mutex_lock(&q->s->lock);
+        q->s->m.seqs_started += (uint64_t)g->n_jobs * (uint64_t)g->o.n;
+        pthread_mutex_unlock(&q->s->lock);
         q->gen = g;
         return true;
     }
@@ -230,6 +233,7 @@ static void take_text(gen_choice *c, const mlxcel_event *ev) {
     gen *g = c->g;
     mx_str text = {ev->text, ev->n_text};
     keep_ids(c, ev);
+    if (ev->n_tokens) c->live = ev->timings;
     if (g->o.want_logprobs) {
         for (int32_t i = 0; i < ev->n_tokens; i++) probs_add(c, &ev->tokens[i]);
     }

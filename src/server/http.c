@@ -29,6 +29,11 @@ static void free_body(void *p) {
 static void queue(srv_req *q, int status, const char *type, struct MHD_Response *r) {
     MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
     MHD_add_response_header(r, "X-Request-Id", q->id);
+    if (q->route && q->route->handle == handle_metrics) {
+        char started[24];
+        snprintf(started, sizeof started, "%lld", (long long)q->s->started_wall_s);
+        MHD_add_response_header(r, "Process-Start-Time-Unix", started);
+    }
     if (status == 405) MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, q->allow);
     if (status == 503 || status == 429) MHD_add_response_header(r, "Retry-After", "1");
     if (q->must_close) MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close");
@@ -71,7 +76,11 @@ void req_reply_static(srv_req *q, const char *type, const void *data, size_t n) 
     queue(q, 200, type, r);
 }
 
-static const char *error_type(int status) {
+static const char *error_type(int status, const char *code) {
+    static const char *const own[] = {"server_busy", "server_timeout", "feature_disabled"};
+    for (size_t i = 0; code && i < MX_COUNT(own); i++) {
+        if (strcmp(code, own[i]) == 0) return own[i];
+    }
     switch (status) {
     case 401: return "authentication_error";
     case 403: return "permission_error";
@@ -79,7 +88,7 @@ static const char *error_type(int status) {
     case 500: return "server_error";
     case 501: return "not_supported_error";
     case 503: return "unavailable_error";
-    case 504: return "timeout_error";
+    case 504: return "server_timeout";
     default: return "invalid_request_error";
     }
 }
@@ -95,7 +104,7 @@ static void field_or_null(mx_buf *b, const char *name, const char *value) {
 void error_body(mx_buf *out, int status, const char *code, const char *param, const char *message) {
     mx_buf_puts(out, "{\"error\":{\"message\":");
     mx_buf_json(out, mx_str_of(message));
-    mx_buf_printf(out, ",\"type\":\"%s\"", error_type(status));
+    mx_buf_printf(out, ",\"type\":\"%s\"", error_type(status, code));
     field_or_null(out, "param", param);
     if (code)
         field_or_null(out, "code", code);

@@ -179,6 +179,9 @@ static const double ttft_ms[] = {5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000,
 static const double rate_s[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000};
 
 void metrics_done(srv *s, const gen *g) {
+    pthread_mutex_lock(&s->lock);
+    s->m.seqs_ended += (uint64_t)g->n_jobs * (uint64_t)g->o.n;
+    pthread_mutex_unlock(&s->lock);
     if (g->error.status != 0 || g->n_decoded == 0) return;
     const mlxcel_timings *t = &g->timings;
     double ttft = t->first_token_ms;
@@ -268,9 +271,17 @@ static void put_own(mx_buf *b, const srv *s, const mlxcel_stats *st) {
     COUNTER("mlxcel_batch_decode_steps_total", "Steps that only decoded.", st->steps_decode);
     COUNTER("mlxcel_batch_decode_lookahead_steps_total",
             "Decode steps submitted before the last token was read.", st->steps_decode_pipelined);
+    COUNTER("mlxcel_batch_sequences_started_total", "Sequences handed to the engine.",
+            s->m.seqs_started);
+    COUNTER("mlxcel_batch_sequences_completed_total", "Sequences of requests that are over.",
+            s->m.seqs_ended);
+    COUNTER("mlxcel_batch_prefill_grants_total", "Prefill steps while others decoded.",
+            st->prefill_grants);
     COUNTER("mlxcel_batch_prefill_chunks_total", "Steps that prefilled.", st->steps_prefill);
     COUNTER("mlxcel_batch_mixed_steps_total", "Steps that did both.", st->steps_mixed);
     COUNTER("mlxcel_preemptions_total", "Sequences sent back to the queue.", st->preemptions);
+    GAUGE("mlxcel_cache_pool_active", "Sequences that hold KV state.", st->n_running);
+    GAUGE("mlxcel_cache_pool_paged_block_budget", "KV pages that may be used.", st->kv_pages);
     GAUGE("mlxcel_cache_pool_paged_block_size", "Tokens in a KV page.", st->kv_page_tokens);
     GAUGE("mlxcel_cache_pool_paged_blocks_allocated", "KV pages.", st->kv_pages);
     GAUGE("mlxcel_cache_pool_paged_free", "KV pages that are free.", st->kv_pages_free);
@@ -285,8 +296,18 @@ static void put_own(mx_buf *b, const srv *s, const mlxcel_stats *st) {
     COUNTER("mlxcel_prompt_cache_misses_total", "Requests that found none.", st->cache_misses);
     COUNTER("mlxcel_prompt_cache_prefix_tokens_reused_total", "Prompt tokens not computed again.",
             st->prompt_tokens_cached);
-    COUNTER("mlxcel_prompt_cache_evictions_total", "Entries dropped for room.",
-            st->cache_evictions);
+    mx_buf_printf(b,
+                  "# HELP mlxcel_prompt_cache_evictions_total Entries dropped for room.\n"
+                  "# TYPE mlxcel_prompt_cache_evictions_total counter\n"
+                  "mlxcel_prompt_cache_evictions_total{reason=\"lru\"} %llu\n",
+                  (unsigned long long)st->cache_evictions);
+    if (strcmp(s->info.kv_storage, "paged") == 0) { // there is one path, and no other to fall to
+        mx_buf_printf(b,
+                      "# HELP mlxcel_paged_decode_launches_total Decode steps on paged storage.\n"
+                      "# TYPE mlxcel_paged_decode_launches_total counter\n"
+                      "mlxcel_paged_decode_launches_total{path=\"fused_v2\"} %llu\n",
+                      (unsigned long long)st->steps_decode);
+    }
     GAUGE("mlxcel_prompt_cache_bytes", "Bytes held for later prompts.", st->cache_bytes);
     GAUGE("mlxcel_prompt_cache_entries", "Entries held.", st->cache_entries);
     COUNTER("mlxcel_disconnects_total", "Clients that left before their answer.", s->m.disconnects);

@@ -205,6 +205,7 @@ void native_emit(gen_choice *c, mx_str text) {
                   "\"tokens_evaluated\":%zu",
                   c->n_total, c->job->n_ids);
     put_probs(c, b);
+    live_timings(c, b);
     mx_buf_puts(b, "}\n\n");
 }
 

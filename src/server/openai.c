@@ -160,16 +160,34 @@ static bool make_chat_prompt(gen *g, json_t *kwargs) {
     return true;
 }
 
+static bool read_chat(gen *g, json_t *kwargs) {
+    return opts_read(&g->o, g->q, API_CHAT) && check_messages(g->q) && check_tools(g) &&
+           check_reasoning_format(g) && merge_kwargs(g, kwargs) && make_chat_prompt(g, kwargs);
+}
+
 void handle_chat(srv_req *q) {
     gen *g = gen_new(q, API_CHAT);
     json_t *kwargs = json_object();
-    bool ok = opts_read(&g->o, q, API_CHAT) && check_messages(q) && check_tools(g) &&
-              check_reasoning_format(g) && merge_kwargs(g, kwargs) && make_chat_prompt(g, kwargs);
+    bool ok = read_chat(g, kwargs);
     json_decref(kwargs);
     if (ok)
         gen_start(g);
     else
         gen_free(g);
+}
+
+void handle_count(srv_req *q) {
+    gen *g = gen_new(q, API_CHAT);
+    json_t *kwargs = json_object();
+    if (read_chat(g, kwargs)) {
+        mx_buf b;
+        mx_buf_init(&b, 0);
+        mx_buf_printf(&b, "{\"object\":\"response.input_tokens\",\"input_tokens\":%zu}",
+                      g->jobs[0].n_ids);
+        req_reply_json(q, 200, &b);
+    }
+    json_decref(kwargs);
+    gen_free(g);
 }
 
 // ---- Pieces of answers ----
@@ -185,6 +203,12 @@ void timings_json(mx_buf *out, const mlxcel_timings *t) {
                   t->n_cached, n, t->prompt_ms, per_prompt, per_prompt > 0 ? 1e3 / per_prompt : 0,
                   t->n_decoded, t->decode_ms, per_token, per_token > 0 ? 1e3 / per_token : 0,
                   t->queue_ms, t->first_token_ms);
+}
+
+void live_timings(const gen_choice *c, mx_buf *out) {
+    if (!c->g->o.timings || c->live.n_decoded == 0) return;
+    mx_buf_puts(out, ",\"timings\":");
+    timings_json(out, &c->live);
 }
 
 static void usage_json(const gen *g, mx_buf *out) {
@@ -332,8 +356,10 @@ static mx_buf *begin_event(const gen *g) {
     return b;
 }
 
-static void end_event(mx_buf *b) {
-    mx_buf_puts(b, "]}\n\n");
+static void end_event(const gen_choice *c, mx_buf *b) {
+    mx_buf_putc(b, ']');
+    live_timings(c, b);
+    mx_buf_puts(b, "}\n\n");
 }
 
 static mx_buf *begin_delta(gen_choice *c) {
@@ -347,7 +373,7 @@ static void begin_chat(gen_choice *c) {
     c->begun = true;
     mx_buf *b = begin_delta(c);
     mx_buf_puts(b, "\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}");
-    end_event(b);
+    end_event(c, b);
 }
 
 void chat_emit(gen_choice *c, const char *key, mx_str text) {
@@ -363,7 +389,7 @@ void chat_emit(gen_choice *c, const char *key, mx_str text) {
     mx_buf_putc(b, '}');
     put_logprobs(c, b);
     mx_buf_puts(b, ",\"finish_reason\":null}");
-    end_event(b);
+    end_event(c, b);
 }
 
 void chat_emit_call(gen_choice *c, int index, const gen_call *call, mx_str args) {
@@ -381,7 +407,7 @@ void chat_emit_call(gen_choice *c, int index, const gen_call *call, mx_str args)
     mx_buf_puts(b, "}}]}");
     put_logprobs(c, b);
     mx_buf_puts(b, ",\"finish_reason\":null}");
-    end_event(b);
+    end_event(c, b);
 }
 
 static void put_end(gen_choice *c, mx_buf *b, const mlxcel_timings *t) {
@@ -403,7 +429,7 @@ void text_emit(gen_choice *c, mx_str text) {
     mx_buf_json(b, text);
     put_logprobs(c, b);
     mx_buf_puts(b, ",\"finish_reason\":null}");
-    end_event(b);
+    end_event(c, b);
 }
 
 void text_emit_end(gen_choice *c, const mlxcel_timings *t) {

@@ -99,6 +99,7 @@ void mx_server_openapi(mx_buf *b) {
            "\"},\"security\":[{},{\"key\":[]},{\"header\":[]}],\"paths\":{");
     for (size_t i = 0; i < srv_n_routes; i++) {
         const srv_route *r = &srv_routes[i];
+        if (r->flags & ROUTE_NONE) continue; // these are behind the others
         mx_buf_printf(b, "%s\"%s%s\":{", i ? "," : "", r->path,
                       r->flags & ROUTE_PREFIX ? "{id}" : "");
         put_operation(b, r);
@@ -229,9 +230,17 @@ void mx_server_markdown(mx_buf *b) {
     mx_buf_puts(b, "## Routes\n\n| route | needs a key | |\n|---|---|---|\n");
     for (size_t i = 0; i < srv_n_routes; i++) {
         const srv_route *r = &srv_routes[i];
+        if (r->flags & ROUTE_NONE) continue;
         mx_buf_printf(b, "| `%s %s%s` | %s | %s |\n", r->method, r->path,
                       r->flags & ROUTE_PREFIX ? "NAME" : "", r->flags & ROUTE_PUBLIC ? "no" : "yes",
                       r->summary);
+    }
+    mx_buf_puts(b, "\nRoutes of other servers that are answered with an error, 501 or 403:\n\n");
+    for (size_t i = 0; i < srv_n_routes; i++) {
+        const srv_route *r = &srv_routes[i];
+        if (r->flags & ROUTE_NONE)
+            mx_buf_printf(b, "- `%s%s`: %s\n", r->path, r->flags & ROUTE_PREFIX ? "..." : "",
+                          r->summary);
     }
     mx_buf_puts(b, prose);
     for (size_t i = 0; i < MX_COUNT(apis); i++) {

@@ -23,7 +23,8 @@ enum {
     ROUTE_BODY = 4,    // a JSON object is read
     ROUTE_ALIAS = 8,   // another spelling of a documented route
     ROUTE_PREFIX = 16, // the rest of the path is an argument
-    ROUTE_GEN = 32     // generates; counted against the queue
+    ROUTE_GEN = 32,    // generates; counted against the queue
+    ROUTE_NONE = 64    // known elsewhere, not here: an error that says so, whatever the method
 };
 
 typedef struct srv_route {
@@ -79,6 +80,7 @@ struct srv {
     // counters of /metrics that the engine does not keep; under lock
     struct {
         uint64_t http_total, rejected_busy, rejected_invalid, disconnects;
+        uint64_t seqs_started, seqs_ended;
         uint64_t ttft_bucket[12], rate_bucket[12], ttft_count, rate_count;
         double ttft_sum, rate_sum;
         uint64_t n_tokens_max;
@@ -280,7 +282,8 @@ typedef struct gen_choice {
     // JSON items, comma-separated, of tokens not yet sent (of all when nothing streams): chat's
     // entries or token texts; the others are the lists of /v1/completions
     mx_buf probs, values, tops, offsets;
-    int32_t *ids; // as above
+    int32_t *ids;        // as above
+    mlxcel_timings live; // so far
     size_t n_ids, cap_ids, n_total, n_chars;
     bool begun, ended;
     mlxcel_finish finish;
@@ -348,6 +351,7 @@ void native_emit(gen_choice *c, mx_str text);
 void native_emit_end(gen_choice *c, const mlxcel_timings *t);
 void native_reply(gen *g, mx_buf *out);
 void timings_json(mx_buf *out, const mlxcel_timings *t);   // the object
+void live_timings(const gen_choice *c, mx_buf *out);       // the pair, when events have it
 void sampling_json(mx_buf *out, const mlxcel_sampling *s); // pairs, without the braces
 void probs_add(gen_choice *c, const mlxcel_token *t);      // into c->probs, c->values, ...
 
@@ -373,6 +377,9 @@ void handle_cache_reset(srv_req *q);
 void handle_stats(srv_req *q);
 void handle_page(srv_req *q);
 void handle_openapi(srv_req *q);
+void handle_count(srv_req *q);
+void handle_unsupported(srv_req *q);
+void handle_disabled(srv_req *q);
 void metrics_done(srv *s, const gen *g); // a generation ended
 
 #endif

@@ -719,6 +719,116 @@ static void a_small_stack_limit(void **state) {
     server_stop(&s);
 }
 
+static void routes_of_others_are_named(void **state) {
+    (void)state;
+    static const char *const paths[] = {
+        "/v1/embeddings", "/v1/responses",        "/v1/responses/x/cancel", "/v1/messages",
+        "/infill",        "/slots/0?action=save", "/lora-adapters",         "/v1/audio/speech"};
+    for (size_t i = 0; i < MX_COUNT(paths); i++) {
+        json_t *v = post_json(S, paths[i], "{\"input\":\"x\"}", 501);
+        assert_string_equal(text_at(v, "error/type"), "not_supported_error");
+        assert_non_null(strstr(text_at(v, "error/message"), "is not supported"));
+        json_decref(v);
+        json_decref(get_json(S, paths[i], 501));
+    }
+    json_t *v = get_json(S, "/tools", 403);
+    assert_string_equal(text_at(v, "error/type"), "feature_disabled");
+    assert_string_equal(text_at(v, "error/message"), "this feature is disabled");
+    json_decref(v);
+}
+
+static void tokens_are_counted(void **state) {
+    (void)state;
+    static const char path[] = "/v1/chat/completions/input_tokens";
+    json_t *v = post_json(S, path, "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}]}", 200);
+    assert_int_equal(int_at(v, "input_tokens"), 7); // <|im_start|>user\nA
+    json_decref(v);
+    json_decref(post_json(S, path, "{\"messages\":[]}", 400));
+    json_decref(post_json(S, path, "{}", 400));
+}
+
+static void metrics_have_their_names(void **state) {
+    (void)state;
+    static const char *const names[] = {"llamacpp:prompt_tokens_total",
+                                        "llamacpp:prompt_tokens_cached_total",
+                                        "llamacpp:prompt_seconds_total",
+                                        "llamacpp:tokens_predicted_total",
+                                        "llamacpp:tokens_predicted_seconds_total",
+                                        "llamacpp:n_decode_total",
+                                        "llamacpp:n_tokens_max",
+                                        "llamacpp:prompt_tokens_seconds",
+                                        "llamacpp:predicted_tokens_seconds",
+                                        "llamacpp:requests_processing",
+                                        "llamacpp:requests_deferred",
+                                        "llamacpp:n_busy_slots_per_decode",
+                                        "mlxcel_requests_total",
+                                        "mlxcel_prompt_tokens_total",
+                                        "mlxcel_completion_tokens_total",
+                                        "mlxcel_generation_time_seconds_total",
+                                        "mlxcel_slots_total",
+                                        "mlxcel_slots_available",
+                                        "mlxcel_queue_depth",
+                                        "mlxcel_batch_sequences_started_total",
+                                        "mlxcel_batch_sequences_completed_total",
+                                        "mlxcel_batch_prefill_tokens_total",
+                                        "mlxcel_batch_decode_tokens_total",
+                                        "mlxcel_batch_decode_steps_total",
+                                        "mlxcel_batch_decode_lookahead_steps_total",
+                                        "mlxcel_batch_prefill_chunks_total",
+                                        "mlxcel_batch_mixed_steps_total",
+                                        "mlxcel_batch_prefill_grants_total",
+                                        "mlxcel_batch_current_size",
+                                        "mlxcel_cache_pool_active",
+                                        "mlxcel_cache_pool_paged_block_size",
+                                        "mlxcel_cache_pool_paged_blocks_allocated",
+                                        "mlxcel_cache_pool_paged_live",
+                                        "mlxcel_cache_pool_paged_free",
+                                        "mlxcel_cache_pool_paged_bytes_reserved",
+                                        "mlxcel_cache_pool_paged_bytes_in_use",
+                                        "mlxcel_cache_pool_paged_block_budget",
+                                        "mlxcel_decode_storage_fallbacks_total",
+                                        "mlxcel_paged_decode_launches_total{path=\"fused_v2\"}",
+                                        "mlxcel_prompt_cache_hits_total",
+                                        "mlxcel_prompt_cache_misses_total",
+                                        "mlxcel_prompt_cache_prefix_tokens_reused_total",
+                                        "mlxcel_prompt_cache_evictions_total{reason=\"lru\"}",
+                                        "mlxcel_prompt_cache_bytes",
+                                        "mlxcel_prompt_cache_entries",
+                                        "mlxcel_reject_total{reason=\"queue_full\"}",
+                                        "mlxcel_request_ttft_ms_count",
+                                        "mlxcel_request_decode_tok_s_count"};
+    reply r = get(S, "/metrics");
+    assert_int_equal(r.status, 200);
+    const char *started = reply_header(&r, "Process-Start-Time-Unix");
+    assert_true(started && atoll(started) > 1600000000);
+    for (size_t i = 0; i < MX_COUNT(names); i++) {
+        char line[128];
+        snprintf(line, sizeof line, "\n%s ", names[i]);
+        if (!strstr(r.body.data, line)) fail_msg("no %s", names[i]);
+    }
+    reply_free(&r);
+}
+
+// What is reported of a stop text is all of it.
+static void long_stop_texts(void **state) {
+    (void)state;
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    mx_buf_puts(&b, "{\"prompt\":\"xA\",\"echo\":false,\"stop\":[\"");
+    for (int i = 0; i < 3000; i++) mx_buf_puts(&b, "é");
+    mx_buf_puts(&b, "\",\"ld!\"]}");
+    json_decref(post_json(S, "/completion", b.data, 400)); // echo is not llama-server's
+    mx_buf_clear(&b);
+    mx_buf_puts(&b, "{\"prompt\":\"qq\",\"temperature\":0,\"n_predict\":250,\"stop\":\"");
+    for (int i = 0; i < 200; i++) mx_buf_putc(&b, 'q');
+    mx_buf_puts(&b, "\"}");
+    json_t *v = post_json(S, "/completion", b.data, 200);
+    assert_string_equal(text_at(v, "stop_type"), "word");
+    assert_int_equal(strlen(text_at(v, "stopping_word")), 200);
+    json_decref(v);
+    mx_buf_free(&b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(routes_answer),
@@ -743,6 +853,10 @@ int main(void) {
         cmocka_unit_test(a_unix_socket),
         cmocka_unit_test(logs_have_no_texts),
         cmocka_unit_test(bad_flags),
+        cmocka_unit_test(routes_of_others_are_named),
+        cmocka_unit_test(tokens_are_counted),
+        cmocka_unit_test(metrics_have_their_names),
+        cmocka_unit_test(long_stop_texts),
         cmocka_unit_test(defaults_of_the_model),
         cmocka_unit_test(a_small_stack_limit),
     };

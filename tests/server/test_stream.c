@@ -442,7 +442,7 @@ static void late_errors_are_events(void **state) {
         const json_t *last = json_array_get(e, json_array_size(e) - 1);
         if (!json_is_string(last)) {
             assert_string_equal(text_at(last, "error/code"), "server_timeout");
-            assert_string_equal(text_at(last, "error/type"), "timeout_error");
+            assert_string_equal(text_at(last, "error/type"), "server_timeout");
             timed_out++;
         }
         json_decref(e);
@@ -450,6 +450,37 @@ static void late_errors_are_events(void **state) {
     }
     assert_true(timed_out > 0);
     server_stop(&s);
+}
+
+// Events carry how far it is, when that was asked for, and not otherwise.
+static void timings_in_every_event(void **state) {
+    (void)state;
+    static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "/completion"};
+    static const char *const starts[] = {"{\"prompt\":\"A\"", "{" USER("A"), "{\"prompt\":\"A\""};
+    for (int i = 0; i < 6; i++) {
+        bool wanted = i % 2;
+        char body[256];
+        snprintf(body, sizeof body,
+                 "%s,\"stream\":true,\"temperature\":0,\"timings_per_token\":%s}", starts[i / 2],
+                 wanted ? "true" : "false");
+        json_t *events = post_stream(S, paths[i / 2], body), *e;
+        size_t k;
+        long long last = 0;
+        int n = 0;
+        json_array_foreach(events, k, e) {
+            const char *key = i / 2 == 1 ? "choices/0/delta/content"
+                              : i / 2    ? "content"
+                                         : "choices/0/text";
+            bool text = json_string_length(at(e, key)) > 0 && !json_is_true(at(e, "stop"));
+            if (!text) continue;
+            n++;
+            assert_int_equal(at(e, "timings") != NULL, wanted);
+            if (wanted) assert_true(int_at(e, "timings/predicted_n") > last);
+            last = int_at(e, "timings/predicted_n");
+        }
+        assert_true(n > 0);
+        json_decref(events);
+    }
 }
 
 int main(void) {
@@ -463,6 +494,7 @@ int main(void) {
         cmocka_unit_test(choices_in_one_stream),
         cmocka_unit_test(headers_come_at_once_and_pings),
         cmocka_unit_test(late_errors_are_events),
+        cmocka_unit_test(timings_in_every_event),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

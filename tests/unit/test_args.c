@@ -1,5 +1,6 @@
 // The command line's tables and their parser: values, ranges, spellings, errors that name the flag;
 // no flag twice for one command; docs/cli.md as the tables say.
+#include "base/knobs.h"
 #include "base/mem.h"
 #include "base/os.h"
 #include "cli/cli.h"
@@ -163,6 +164,45 @@ static void what_is_not_there_is_refused(void **state) {
     }
 }
 
+// LLAMA_ARG_ variables are flags: taken between the default and the argument, or refused by name.
+static void variables_are_flags(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *value, *part1, *part2;
+    } wrong[] = {
+        {"LLAMA_ARG_TOP_K", "x", "LLAMA_ARG_TOP_K", "integer"},
+        {"LLAMA_ARG_FLASH_ATTN", "on", "LLAMA_ARG_FLASH_ATTN", "attention"},
+        {"LLAMA_ARG_N_GPU_LAYERS", "99", "LLAMA_ARG_N_GPU_LAYERS", "device"},
+        {"LLAMA_ARG_NO_SUCH_THING", "1", "LLAMA_ARG_NO_SUCH_THING", "--no-such-thing"},
+        {"LLAMA_ARG_CACHE_PROMPT", "0", "LLAMA_ARG_CACHE_PROMPT", "turned off"},
+        {"LLAMA_ARG_ENDPOINT_PROPS", "1", "LLAMA_ARG_ENDPOINT_PROPS", "not supported"},
+    };
+    for (size_t i = 0; i < MX_COUNT(wrong); i++) {
+        setenv(wrong[i].name, wrong[i].value, 1);
+        mx_knobs_reload();
+        bad("serve", "", wrong[i].part1, wrong[i].part2);
+        cli_options o = good("generate", ""); // of the server only
+        cli_options_free(&o);
+        unsetenv(wrong[i].name);
+    }
+    setenv("LLAMA_ARG_TOP_K", "7", 1);
+    setenv("LLAMA_ARG_MIN_P", "0.5", 1);
+    setenv("LLAMA_ARG_REUSE_PORT", "1", 1);
+    setenv("LLAMA_ARG_NO_WEBUI", "off", 1);
+    setenv("LLAMA_ARG_FLASH_ATTN", "0", 1); // refused only when it asks for something
+    setenv("LLAMA_ARG_ENDPOINT_SLOTS", "0", 1);
+    mx_knobs_reload();
+    cli_options o = good("serve", "--min-p 0.25");
+    assert_true(o.top_k == 7 && o.min_p == 0.25f && o.reuse_port && !o.no_web && o.no_slots);
+    assert_true(cli_is_given(&o, offsetof(cli_options, top_k)));
+    assert_false(cli_is_given(&o, offsetof(cli_options, top_p)));
+    cli_options_free(&o);
+    unsetenv("LLAMA_ARG_TOP_K"), unsetenv("LLAMA_ARG_MIN_P"), unsetenv("LLAMA_ARG_REUSE_PORT");
+    unsetenv("LLAMA_ARG_NO_WEBUI"), unsetenv("LLAMA_ARG_FLASH_ATTN");
+    unsetenv("LLAMA_ARG_ENDPOINT_SLOTS");
+    mx_knobs_reload();
+}
+
 static void help_stops_parsing(void **state) {
     (void)state;
     assert_true(good("rm", "--help").help);
@@ -234,6 +274,7 @@ int main(void) {
         cmocka_unit_test(positionals),
         cmocka_unit_test(errors_name_flag_and_expectation),
         cmocka_unit_test(what_is_not_there_is_refused),
+        cmocka_unit_test(variables_are_flags),
         cmocka_unit_test(help_stops_parsing),
         cmocka_unit_test(tables_are_sound),
         cmocka_unit_test(help_shows_every_flag),
