@@ -173,6 +173,22 @@ static int32_t deep_chunk(const mlxcel_engine *e, int32_t n_past) {
     return MX_MAX(sched_chunk_fit(&c->cost, c->step_s - c->cost.fixed_s, n_past), 32);
 }
 
+// How many run and wait, for whoever asks.
+static void count_sequences(mlxcel_engine *e) {
+    int32_t waiting = 0, prefilling = 0, live = 0;
+    for (int32_t i = 0; i < e->n_running; i++) {
+        if (e->running[i]->finished) continue; // about to retire
+        live++;
+        waiting += e->running[i]->phase == SCHED_WAITING;
+        prefilling += e->running[i]->phase == SCHED_PREFILLING;
+    }
+    pthread_mutex_lock(&e->lock);
+    e->stats.n_running = live - waiting;
+    e->stats.n_queued = waiting;
+    e->stats.n_prefilling = prefilling;
+    pthread_mutex_unlock(&e->lock);
+}
+
 // A prefill step that others, who decode, make way for.
 static void count_grant(mlxcel_engine *e) {
     bool decoding = false;
@@ -266,6 +282,7 @@ static void run_steps(mlxcel_engine *e, step_pick *picks) {
         fail_picks(e, picks, n, &err);
         return;
     }
+    count_sequences(e); // who reads a token of this step and asks, must be told that it runs
     for (int cur = 0;; cur = 1 - cur) {
         f = &e->flights[cur];
         n = pipelined_picks(e, f, picks);
@@ -285,18 +302,9 @@ static void publish_stats(mlxcel_engine *e) {
     mx_kv_stats ks;
     mx_enc_get_stats(e->enc, &es);
     mx_kv_get_stats(e->kv, &ks);
-    int32_t waiting = 0, prefilling = 0, live = 0;
-    for (int32_t i = 0; i < e->n_running; i++) {
-        if (e->running[i]->finished) continue; // about to retire
-        live++;
-        waiting += e->running[i]->phase == SCHED_WAITING;
-        prefilling += e->running[i]->phase == SCHED_PREFILLING;
-    }
+    count_sequences(e);
     pthread_mutex_lock(&e->lock);
     mlxcel_stats *s = &e->stats;
-    s->n_running = live - waiting;
-    s->n_queued = waiting;
-    s->n_prefilling = prefilling;
     s->plans_made = es.plans_made;
     s->plan_hits = es.plan_hits;
     s->plan_evictions = es.plan_evictions;
