@@ -243,6 +243,7 @@ const char *mlxcel_slow_path(int32_t i, const char **what);
 
 typedef struct mlxcel_stats { // since open
     uint64_t n_requests, n_cancelled, n_errors, n_rejected;
+    // computed; taken from the prompt cache instead; generated
     uint64_t prompt_tokens, prompt_tokens_cached, decode_tokens;
     uint64_t steps_prefill, steps_decode, steps_decode_pipelined, steps_mixed, preemptions;
     uint64_t prefill_grants; // prefill steps while others decoded

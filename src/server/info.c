@@ -217,7 +217,7 @@ static void put_histogram(mx_buf *b, const char *name, const char *help, const d
 // Rates since the last time somebody asked.
 static void update_window(srv *s, const mlxcel_stats *st) {
     double dp = st->prefill_s - s->m.window_prompt_s, dd = st->decode_s - s->m.window_decode_s;
-    uint64_t np = st->prompt_tokens - st->prompt_tokens_cached;
+    uint64_t np = st->prompt_tokens;
     s->m.prompt_rate = dp > 0 ? (double)(np - s->m.window_prompt) / dp : 0;
     s->m.decode_rate = dd > 0 ? (double)(st->decode_tokens - s->m.window_decode) / dd : 0;
     s->m.window_prompt = np;
@@ -231,8 +231,7 @@ static void update_window(srv *s, const mlxcel_stats *st) {
 
 static void put_llamacpp(mx_buf *b, const srv *s, const mlxcel_stats *st) {
     uint64_t steps = st->steps_decode + st->steps_mixed;
-    COUNTER("llamacpp:prompt_tokens_total", "Prompt tokens computed.",
-            st->prompt_tokens - st->prompt_tokens_cached);
+    COUNTER("llamacpp:prompt_tokens_total", "Prompt tokens computed.", st->prompt_tokens);
     COUNTER("llamacpp:prompt_tokens_cached_total", "Prompt tokens taken from the cache.",
             st->prompt_tokens_cached);
     COUNTER("llamacpp:prompt_seconds_total", "Time of prefill steps.", st->prefill_s);
@@ -256,7 +255,7 @@ static void put_own(mx_buf *b, const srv *s, const mlxcel_stats *st) {
     COUNTER("mlxcel_requests_failed_total", "Requests that failed.", st->n_errors);
     COUNTER("mlxcel_http_requests_total", "HTTP requests.", s->m.http_total);
     COUNTER("mlxcel_prompt_tokens_total", "Prompt tokens, cached ones included.",
-            st->prompt_tokens);
+            st->prompt_tokens + st->prompt_tokens_cached);
     COUNTER("mlxcel_completion_tokens_total", "Tokens generated.", st->decode_tokens);
     COUNTER("mlxcel_generation_time_seconds_total", "Time of all steps.",
             st->prefill_s + st->decode_s);
@@ -265,8 +264,7 @@ static void put_own(mx_buf *b, const srv *s, const mlxcel_stats *st) {
           MX_MAX(s->info.max_batch - st->n_running, 0));
     GAUGE("mlxcel_queue_depth", "Sequences that wait.", st->n_queued);
     GAUGE("mlxcel_batch_current_size", "Sequences that run.", st->n_running);
-    COUNTER("mlxcel_batch_prefill_tokens_total", "Prompt tokens computed.",
-            st->prompt_tokens - st->prompt_tokens_cached);
+    COUNTER("mlxcel_batch_prefill_tokens_total", "Prompt tokens computed.", st->prompt_tokens);
     COUNTER("mlxcel_batch_decode_tokens_total", "Tokens decoded.", st->decode_tokens);
     COUNTER("mlxcel_batch_decode_steps_total", "Steps that only decoded.", st->steps_decode);
     COUNTER("mlxcel_batch_decode_lookahead_steps_total",

@@ -504,6 +504,36 @@ static void the_same_prompt_again(void **state) {
     }
 }
 
+static long long metric(const char *name) {
+    reply r = get(S, "/metrics");
+    const char *at = strstr(r.body.data, name);
+    assert_non_null(at);
+    long long x = strtoll(at + strlen(name), NULL, 10);
+    reply_free(&r);
+    return x;
+}
+
+static void cached_tokens_are_counted_apart(void **state) {
+    (void)state;
+    static const char computed[] = "\nllamacpp:prompt_tokens_total ";
+    static const char cached[] = "\nllamacpp:prompt_tokens_cached_total ";
+    static const char all[] = "\nmlxcel_prompt_tokens_total ";
+    char body[300] = "{\"max_tokens\":1,\"prompt\":\"";
+    size_t n = strlen(body);
+    memset(body + n, 'g', 100);
+    memcpy(body + n + 100, "\"}", 3);
+    json_decref(post_json(S, "/v1/cache/reset", "", 200));
+    json_decref(post_json(S, "/v1/completions", body, 200));
+    long long a = metric(computed), b = metric(cached), c = metric(all);
+    json_t *v = post_json(S, "/v1/completions", body, 200);
+    long long reused = int_at(v, "usage/prompt_tokens_details/cached_tokens");
+    json_decref(v);
+    assert_true(reused >= 64);
+    assert_int_equal(metric(cached) - b, reused);
+    assert_int_equal(metric(computed) - a, 100 - reused);
+    assert_int_equal(metric(all) - c, 100);
+}
+
 static void salts_keep_prompts_apart(void **state) {
     (void)state;
     char text[129] = "", body[300];
@@ -847,6 +877,7 @@ int main(void) {
         cmocka_unit_test(seeds),
         cmocka_unit_test(biases),
         cmocka_unit_test(the_same_prompt_again),
+        cmocka_unit_test(cached_tokens_are_counted_apart),
         cmocka_unit_test(salts_keep_prompts_apart),
         cmocka_unit_test(keys_are_asked_for),
         cmocka_unit_test(other_names_are_not_served),
