@@ -64,7 +64,10 @@ typedef struct mlxcel_info {                  // strings live as long as the eng
     const char *decode_path; // "native batched forward"
     const char *fallbacks;   // one line each for what was asked for and declined; "" when nothing
     const char *budget_prefill, *budget_decode, *budget_decode_sync; // as logged
-    const char *sampling; // what the checkpoint suggests and where it says so; "" when nothing
+    const char *capability;  // CUDA: its compute capability and what was compiled for it; else ""
+    const char *budget_rule; // a family's rule for the device that decided the budget; else ""
+    int32_t n_gpus;          // that the driver offers; -1: not asked, the CPU was asked for
+    const char *sampling;    // what the checkpoint suggests and where it says so; "" when nothing
     const char *prefill_chunk_why; // "measured: ..."
     int32_t n_threads, n_vocab, n_layers, ctx_size, ctx_train, max_batch, prefill_chunk;
     int32_t bos, eos; // -1: none

@@ -13,8 +13,9 @@ typedef struct mx_backend_facts {
     char device[128]; // "AMD EPYC 9654", "NVIDIA H200"
     char arch[32];    // CPU: instruction set in use (scalar, avx2, …); CUDA: sm_90
     int32_t cc_major, cc_minor;
-    int32_t n_threads; // CPU
-    int32_t n_sm;      // CUDA
+    const char *compiled; // CUDA: what the program has code for, "sm_80 sm_90a compute_80"
+    int32_t n_threads;    // CPU
+    int32_t n_sm;         // CUDA
     uint64_t memory_bytes, available_bytes;
     bool host_memory; // buffers are host memory: map works, nothing is copied
     bool bucket_rows; // plans are recorded for row buckets, not exact rows

@@ -50,18 +50,26 @@ static bool positive(const char *v, int32_t *out) {
     return true;
 }
 
+static bool uses_mlx_table(const mx_budget_input *in) {
+    return in->env_defaults && strcasecmp(in->env_defaults, "mlx") == 0;
+}
+
+// The families that gained on every measured workload of capability 12.1.
+static bool raised_on_121(const mx_budget_input *in) {
+    return in->apple_gen == 0 && in->cc_major == 12 && in->cc_minor == 1 && in->family &&
+           strcmp(in->family, "laguna") == 0 && in->n_routed_experts > 1;
+}
+
 // MLX's table with the page's raises, into every phase.
 static void choose_mlx(const mx_budget_input *in, mx_budget out[MX_PHASES]) {
     bool apple = in->apple_gen > 0;
     device_row row = apple ? apple_row(in->apple_class) : cuda_row(in->cc_major, in->cc_minor);
-    bool raise_121 = !apple && in->cc_major == 12 && in->cc_minor == 1 && in->family &&
-                     strcmp(in->family, "laguna") == 0 && in->n_routed_experts > 1;
     const char *why = "mlx table";
     if (apple && in->apple_gen <= 4) {
         row.ops = 1000;
         why = "mlx table, M1-M4 rule";
     }
-    if (raise_121) {
+    if (raised_on_121(in)) {
         row = (device_row){100, 1000};
         why = "mlx table, 12.1 family rule";
     }
@@ -130,8 +138,7 @@ void mx_budget_choose(const mx_budget_input *in, mx_budget out[MX_PHASES]) {
         in->env_min_ops && mx_parse_i64(in->env_min_ops, &x) && x >= 0 && x < MX_BUDGET_UNLIMITED;
     if (set_min) min_ops = (int32_t)x;
     for (int p = 0; p < MX_PHASES; p++) out[p].min_ops = min_ops;
-    bool mlx = in->env_defaults && strcasecmp(in->env_defaults, "mlx") == 0;
-    if (mlx)
+    if (uses_mlx_table(in))
         choose_mlx(in, out);
     else
         choose_ours(out);
@@ -146,6 +153,22 @@ void mx_budget_choose(const mx_budget_input *in, mx_budget out[MX_PHASES]) {
     }
     apply_explicit(in, out);
     apply_decode_mb(in, out);
+}
+
+void mx_budget_rule_text(const mx_budget_input *in, char *out, size_t cap) {
+    int32_t v;
+    bool ops = !positive(in->env_max_ops, &v), mb = !positive(in->env_max_mb, &v);
+    mx_budget b[MX_PHASES];
+    out[0] = 0;
+    if (!uses_mlx_table(in) || !raised_on_121(in) || (!ops && !mb)) return;
+    mx_budget_choose(in, b);
+    char both[2][48] = {"", ""};
+    if (ops) snprintf(both[0], sizeof both[0], " MLX_MAX_OPS_PER_BUFFER=%d", b[0].max_ops);
+    if (mb) snprintf(both[1], sizeof both[1], " MLX_MAX_MB_PER_BUFFER=%d", b[0].max_mb);
+    snprintf(out, cap,
+             "CUDA graph budget:%s%s applied for model_type %s on sm_%d%d (#1798); an operator-set "
+             "value wins per variable",
+             both[0], both[1], in->family, in->cc_major, in->cc_minor);
 }
 
 // Values that mx_budget_choose passes over are reported.

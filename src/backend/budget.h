@@ -32,6 +32,9 @@ typedef struct mx_budget_input {
 } mx_budget_input;
 
 void mx_budget_choose(const mx_budget_input *in, mx_budget out[MX_PHASES]);
+// The line that says that a family's rule for the device raised the budget: "CUDA graph budget: …";
+// "" when none did.
+void mx_budget_rule_text(const mx_budget_input *in, char *out, size_t cap);
 // Fills the env_* fields from the knob table; warns of values that mean nothing.
 void mx_budget_input_env(mx_budget_input *in);
 

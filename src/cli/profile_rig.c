@@ -178,7 +178,8 @@ void prof_budgets(const prof_rig *r, mx_budget out[MX_PHASES]) {
     mx_model_info info;
     if (r->model) {
         mx_model_get_info(r->model, &info);
-        in.family = info.family->name;
+        in.family = info.model_type;
+        in.n_routed_experts = info.n_routed_experts;
     }
     mx_budget_input_env(&in);
     mx_budget_choose(&in, out);

@@ -58,10 +58,13 @@ static void say_loaded(const cli_session *s, const cli_estimate *e) {
         cli_note("Runtime device: %s (%s)", i->device, i->arch);
     else
         cli_note("Runtime device: CPU, %s (%s, %d threads)", i->device, i->arch, i->n_threads);
-    cli_note("Model loaded in %.3fs (resident: %.2f GB, peak: %.2f GB).", i->load_s,
-             (double)resident * 1e-9, (double)peak * 1e-9);
+    if (i->n_gpus >= 0) cli_note("Detected %d GPU(s).", i->n_gpus);
+    if (i->capability[0]) cli_note("%s", i->capability);
+    if (i->budget_rule[0]) cli_note("%s", i->budget_rule);
     cli_note("Command buffers: prefill %s; decode %s; synchronous decode %s", i->budget_prefill,
              i->budget_decode, i->budget_decode_sync);
+    cli_note("Model loaded in %.3fs (resident: %.2f GB, peak: %.2f GB).", i->load_s,
+             (double)resident * 1e-9, (double)peak * 1e-9);
     cli_note("Memory estimate vs actual: %.2f GB estimated, %.2f GB (weights %.2f, KV cache %.2f, "
              "scratch %.2f).",
              (double)e->total_bytes * 1e-9, (double)used * 1e-9, (double)i->weight_bytes * 1e-9,

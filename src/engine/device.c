@@ -40,3 +40,13 @@ mx_status mx_device_open(const mx_device_options *o, mx_backend **out, mx_err *e
     }
     return mx_cpu_open(o->n_threads, out, err);
 }
+
+int32_t mx_device_gpus(const char *want) {
+    if (!want || !want[0]) want = mx_knob_text(MX_KNOB_DEVICE);
+    if (strcmp(want, "cpu") == 0) return -1;
+#ifdef HAVE_CUDA_MODULE
+    return mx_cuda_device_count();
+#else
+    return 0;
+#endif
+}

@@ -14,5 +14,7 @@ typedef struct mx_device_options {
 // Errors: INVALID (another word), and, for a device that was asked for and cannot be had, why.
 // Close with ops->close.
 mx_status mx_device_open(const mx_device_options *o, mx_backend **out, mx_err *err);
+// GPUs that the driver offers; -1 when `want` (as above) is the CPU: then nobody asks the driver.
+int32_t mx_device_gpus(const char *want);
 
 #endif

@@ -148,7 +148,7 @@ struct mlxcel_engine {
     mx_err open_err;
     mlxcel_stats stats;
     mlxcel_info info;
-    char *info_text[8];
+    char *info_text[12];
     pthread_t thread;
     uint64_t next_id;
 };

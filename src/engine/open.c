@@ -2,6 +2,7 @@
 // the text side (tokenizer, template, end ids), which runs beside it on the opener's thread.
 #include "engine/engine_int.h"
 
+#include "backend/cover.h"
 #include "base/knobs.h"
 #include "base/mem.h"
 #include "engine/device.h"
@@ -154,9 +155,13 @@ static void choose_budgets(mlxcel_engine *e) {
         .device = e->facts.kind, .cc_major = e->facts.cc_major, .cc_minor = e->facts.cc_minor};
     mx_model_info info;
     mx_model_get_info(e->model, &info);
-    in.family = info.family->name;
+    in.family = info.model_type;
+    in.n_routed_experts = info.n_routed_experts;
     mx_budget_input_env(&in);
     mx_budget_choose(&in, e->budgets);
+    char line[256];
+    mx_budget_rule_text(&in, line, sizeof line);
+    e->info.budget_rule = e->info_text[5] = mx_strdup(line);
 }
 
 // ---- Info
@@ -179,6 +184,19 @@ static const char *budget_text(mlxcel_engine *e, int slot, mx_phase p) {
     return e->info_text[slot];
 }
 
+// "CUDA compute capability 9.0 (sm_90); compiled for [sm_80 sm_90a] (sm_90a)".
+static char *capability_text(const mlxcel_engine *e) {
+    const mx_backend_facts *f = &e->facts;
+    if (f->kind != MX_DEVICE_CUDA) return mx_strdup("");
+    char cover[32];
+    mx_buf t;
+    mx_buf_init(&t, 0);
+    bool ok = mx_arch_cover(f->compiled, f->cc_major, f->cc_minor, cover, sizeof cover);
+    mx_buf_printf(&t, "CUDA compute capability %d.%d (%s); compiled for [%s] (%s)", f->cc_major,
+                  f->cc_minor, f->arch, f->compiled, ok ? cover : "not covered");
+    return mx_buf_take(&t);
+}
+
 static void fill_info(mlxcel_engine *e) {
     mx_model_info m;
     mx_load_stats l;
@@ -192,6 +210,8 @@ static void fill_info(mlxcel_engine *e) {
     i->format = e->info_text[0];
     i->device = e->facts.device;
     i->arch = e->facts.arch;
+    i->capability = e->info_text[6] = capability_text(e);
+    i->n_gpus = mx_device_gpus(e->params.device);
     i->kv_storage = kv->storage == MX_KV_PAGED ? "paged" : "dense";
     i->kv_type = kv->groups[0].codec == MX_F32 ? "f32" : "f16";
     i->decode_path = "native batched forward";

@@ -67,6 +67,17 @@ const json_t *mx_config_get(const json_t *config, const char *path) {
     return config_get_n(config, path, strlen(path));
 }
 
+int32_t mx_config_routed_experts(const json_t *config) {
+    static const char *const keys[] = {"num_local_experts", "num_experts", "n_routed_experts",
+                                       "num_routed_experts", "moe_num_experts"};
+    for (size_t i = 0; i < MX_COUNT(keys); i++) {
+        const json_t *v = mx_config_get(config, keys[i]);
+        json_int_t n = json_is_integer(v) ? json_integer_value(v) : 0;
+        if (n > 0) return n < INT32_MAX ? (int32_t)n : INT32_MAX;
+    }
+    return 0;
+}
+
 mx_status mx_family_of(const mx_weights *w, const mx_family **out, mx_err *err) {
     mx_str type = {0};
     bool gguf = w->container == MX_CONTAINER_GGUF;

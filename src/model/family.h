@@ -145,6 +145,8 @@ const char *mx_slot_name(mx_slot s);
 // JSON helpers of family files: dotted path in config (text_config first); NULL when absent or
 // null.
 const json_t *mx_config_get(const json_t *config, const char *path);
+// Experts that a router chooses from, under any of the names that configs have for it; 0: none.
+int32_t mx_config_routed_experts(const json_t *config);
 
 // Rows that most families share.
 #define MX_CONFIG_COMMON MX_CONFIG_HEADS(true, 0, 0, 0)

@@ -96,7 +96,12 @@ void mx_model_get_info(const mx_model *m, mx_model_info *out) {
                            .weight_bytes = m->load.bytes ? m->load.bytes : m->weight_bytes,
                            .n_params = m->n_params,
                            .n_kv_groups = m->n_groups,
-                           .n_towers = m->n_towers};
+                           .n_towers = m->n_towers,
+                           .model_type = m->family->name};
+    const json_t *config = m->weights->config;
+    const json_t *type = config ? mx_config_get(config, "model_type") : NULL;
+    if (json_is_string(type)) out->model_type = json_string_value(type);
+    if (config) out->n_routed_experts = mx_config_routed_experts(config);
     char fmt[40];
     const char *from = m->weights->container == MX_CONTAINER_GGUF ? "gguf" : "safetensors";
     snprintf(out->format, sizeof out->format, "%s %s", m->weights->made ? "synthetic" : from,

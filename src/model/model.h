@@ -13,7 +13,9 @@ typedef struct mx_model_info {
     uint64_t weight_bytes; // resident
     uint64_t n_params;
     int32_t n_kv_groups;
-    int32_t n_towers; // tower tensors listed and not read
+    int32_t n_towers;         // tower tensors listed and not read
+    const char *model_type;   // of the checkpoint; the family's name when it says none
+    int32_t n_routed_experts; // 0: none
 } mx_model_info;
 
 typedef struct mx_load_stats {

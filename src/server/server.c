@@ -55,6 +55,9 @@ static void say_loaded(const srv *s) {
     mx_log(MX_LOG_INFO, "model: %s (%s, %s, %.1f M parameters)", s->model_name, i->family,
            i->format, (double)i->n_params * 1e-6);
     mx_log(MX_LOG_INFO, "device: %s (%s), threads: %d", i->device, i->arch, i->n_threads);
+    if (i->n_gpus >= 0) mx_log(MX_LOG_INFO, "Detected %d GPU(s).", i->n_gpus);
+    if (i->capability[0]) mx_log(MX_LOG_INFO, "%s", i->capability);
+    if (i->budget_rule[0]) mx_log(MX_LOG_INFO, "%s", i->budget_rule);
     mx_log(MX_LOG_INFO, "decode path: %s", i->decode_path);
     mx_log(MX_LOG_INFO,
            "KV: %s %s, %.2f GB pool, %llu bytes a token; context %d, batch %d, prefill chunk %d "

@@ -283,6 +283,11 @@ static void the_text_is_all_of_standard_output(void **state) {
     run(&p, "generate -m %s -p x --ctx-size 16 " FORCE_A, model);
     expect(&p, 0, NULL, "Max tokens: unlimited (-1) -> 15 (model context window 16, prompt 1)");
     assert_int_equal(p.n_out, 15);
+    assert_null(strstr(p.err_text, "Detected")); // the CPU was asked for, nobody the driver
+    unsetenv("MLXCEL_DEVICE");
+    run(&p, "generate -m %s -p x -n 2", model);
+    setenv("MLXCEL_DEVICE", "cpu", 1);
+    expect(&p, 0, NULL, " GPU(s).\n");
     run(&p, "generate -m %s -p x -n 2 --profile", model);
     expect(&p, 0, NULL, "[TTFT] prompt=1 tok setup=");
     assert_non_null(strstr(p.err_text, "Slow paths: none"));

@@ -7,7 +7,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-// cmocka.h needs the four above
+#include <string.h>
+// cmocka.h needs the first four
 #include <cmocka.h>
 
 #define ANY    MX_BUDGET_UNLIMITED
@@ -108,6 +109,55 @@ static const row rows[] = {
      0,
      true,
      false},
+    {"mlx 12.1 laguna, ops set by the user: only mb raised",
+     {CUDA, MLX, .cc_major = 12, .cc_minor = 1, LAGUNA, .env_max_ops = "30"},
+     {30, 30, 30},
+     {1000, 1000, 1000},
+     0,
+     true,
+     false},
+    {"mlx 12.0 laguna: the rule is of 12.1",
+     {CUDA, MLX, .cc_major = 12, LAGUNA},
+     {100, 100, 100},
+     {1000, 1000, 1000},
+     0,
+     true,
+     false},
+    {"12.1 laguna without mlx: one buffer a step is more",
+     {CUDA, .cc_major = 12, .cc_minor = 1, LAGUNA},
+     {ANY, ANY, ANY},
+     {ANY, ANY, ANY},
+     10,
+     false,
+     true},
+    {"mlx 10.3 is not listed",
+     {CUDA, MLX, .cc_major = 10, .cc_minor = 3},
+     {20, 20, 20},
+     {100, 100, 100},
+     0,
+     true,
+     false},
+    {"mlx h100, both set by the user",
+     {CUDA, MLX, .cc_major = 9, .env_max_ops = "7", .env_max_mb = "8"},
+     {7, 7, 7},
+     {8, 8, 8},
+     0,
+     true,
+     false},
+    {"mlx h100, decode mb",
+     {CUDA, MLX, .cc_major = 9, .env_decode_mb = "2000"},
+     {100, 100, 100},
+     {1000, 2000, 1000},
+     0,
+     true,
+     false},
+    {"mlx h100, true bytes and a minimum",
+     {CUDA, MLX, .cc_major = 9, .env_accounting = "bytes", .env_min_ops = "12"},
+     {100, 100, 100},
+     {1000, 1000, 1000},
+     12,
+     false,
+     true},
     {"mlx 12.1 another family",
      {CUDA, MLX, .cc_major = 12, .cc_minor = 1, .family = "llama", .n_routed_experts = 8},
      {20, 20, 20},
@@ -176,7 +226,50 @@ static void every_row_of_the_table(void **state) {
     }
 }
 
+// off, false, no and 0 all switch the decode raise off.
+static void every_word_for_off(void **state) {
+    (void)state;
+    static const char *const words[] = {"0", "off", "false", "no", "OFF"};
+    for (size_t i = 0; i < MX_COUNT(words); i++) {
+        mx_budget_input in = {MLX, .apple_gen = 2, .apple_class = 'd', .env_decode_mb = words[i]};
+        mx_budget b[MX_PHASES];
+        mx_budget_choose(&in, b);
+        assert_int_equal(b[MX_PHASE_DECODE].max_mb, 50);
+    }
+}
+
+static void the_line_of_the_family_rule(void **state) {
+    (void)state;
+    static const struct {
+        mx_budget_input in;
+        const char *want; // a part; "": no line
+    } cases[] = {
+        {{CUDA, MLX, .cc_major = 12, .cc_minor = 1, LAGUNA},
+         "CUDA graph budget: MLX_MAX_OPS_PER_BUFFER=100 MLX_MAX_MB_PER_BUFFER=1000 applied for "
+         "model_type laguna on sm_121 (#1798); an operator-set value wins per variable"},
+        {{CUDA, MLX, .cc_major = 12, .cc_minor = 1, LAGUNA, .env_max_ops = "9"},
+         "CUDA graph budget: MLX_MAX_MB_PER_BUFFER=1000 applied"},
+        {{CUDA, MLX, .cc_major = 12, .cc_minor = 1, LAGUNA, .env_max_mb = "9"},
+         "CUDA graph budget: MLX_MAX_OPS_PER_BUFFER=100 applied"},
+        {{CUDA, MLX, .cc_major = 12, .cc_minor = 1, LAGUNA, .env_max_ops = "9", .env_max_mb = "9"},
+         ""},
+        {{CUDA, .cc_major = 12, .cc_minor = 1, LAGUNA}, ""},
+        {{CUDA, MLX, .cc_major = 9, LAGUNA}, ""},
+        {{CUDA, MLX, .cc_major = 12, .cc_minor = 1, .family = "llama", .n_routed_experts = 8}, ""},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        char line[256];
+        mx_budget_rule_text(&cases[i].in, line, sizeof line);
+        if (cases[i].want[0])
+            assert_non_null(strstr(line, cases[i].want));
+        else
+            assert_string_equal(line, "");
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_row_of_the_table)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_row_of_the_table),
+                                       cmocka_unit_test(every_word_for_off),
+                                       cmocka_unit_test(the_line_of_the_family_rule)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

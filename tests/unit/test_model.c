@@ -1,6 +1,7 @@
 // What the loader refuses, and how it says so: every message names the file, the tensor or the key.
 // And what it reads by name: towers, ignored tensors, defaults of the families.
 #include "backend/cpu/cpu.h"
+#include "model/family.h"
 #include "model/model.h"
 #include "support/golden_model.h"
 
@@ -401,6 +402,29 @@ static void defaults_are_those_of_the_family(void **state) {
     refused(s, MX_FORMAT, "k_proj.weight|(96, 128)|expected (192, 128)");
 }
 
+static void routed_experts_under_every_name(void **state) {
+    (void)state;
+    static const struct {
+        const char *config;
+        int32_t want;
+    } rows[] = {{"{}", 0},
+                {"{\"num_local_experts\":8}", 8},
+                {"{\"num_experts\":128}", 128},
+                {"{\"n_routed_experts\":256,\"n_shared_experts\":1}", 256},
+                {"{\"num_routed_experts\":4}", 4},
+                {"{\"moe_num_experts\":2}", 2},
+                {"{\"num_experts\":1}", 1},
+                {"{\"num_experts\":0,\"n_routed_experts\":64}", 64},
+                {"{\"text_config\":{\"num_experts\":16}}", 16},
+                {"{\"num_experts\":\"8\"}", 0},
+                {"{\"num_experts\":-8}", 0}};
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        json_t *j = json_loads(rows[i].config, 0, NULL);
+        assert_int_equal(mx_config_routed_experts(j), rows[i].want);
+        json_decref(j);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensors_are_named_when_unknown_missing_or_misshapen),
@@ -412,6 +436,7 @@ int main(void) {
         cmocka_unit_test(configs_that_are_not_supported_are_named),
         cmocka_unit_test(gguf_metadata_that_is_not_supported_is_named),
         cmocka_unit_test(defaults_are_those_of_the_family),
+        cmocka_unit_test(routed_experts_under_every_name),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

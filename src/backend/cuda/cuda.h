@@ -18,7 +18,7 @@ mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *
 // Devices the driver offers; 0 without a driver, or when built without CUDA.
 int mx_cuda_device_count(void);
 
-// Architectures compiled in, "sm_80 sm_90a … PTX"; "" when built without CUDA.
+// Architectures compiled in, "sm_80 sm_90a … compute_80"; "" when built without CUDA.
 const char *mx_cuda_archs(void);
 
 typedef struct mx_cuda_counters { // since open

@@ -26,7 +26,7 @@ $(B)/gen/cuda/images.S: $(CUDA_FAT)
 	@{ i=0; echo '.section .rodata'; for f in $(CUDA_FAT); do \
 	    printf '.balign 64\nimage%d: .incbin "%s"\nname%d: .asciz "%s"\n' \
 	    $$i $$f $$i $$(basename $$f .fatbin); i=$$((i+1)); done; \
-	  printf '.globl cuda_archs\ncuda_archs: .asciz "%s"\n' '$(strip $(foreach a,$(CUDA_ARCHS),sm_$(a)) $(if $(CUDA_PTX),PTX))'; \
+	  printf '.globl cuda_archs\ncuda_archs: .asciz "%s"\n' '$(strip $(foreach a,$(CUDA_ARCHS),sm_$(a)) $(foreach a,$(CUDA_PTX),compute_$(a)))'; \
 	  printf '.section .data.rel.ro,"aw"\n.balign 8\n.globl cuda_images\ncuda_images:\n'; \
 	  j=0; while [ $$j -lt $$i ]; do printf '.quad image%d\n' $$j; j=$$((j+1)); done; \
 	  printf '.quad 0\n.globl cuda_image_names\ncuda_image_names:\n'; \

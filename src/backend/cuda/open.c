@@ -4,6 +4,7 @@
 #include "backend/cuda/cuda_int.h"
 #include "backend/cuda/measure_int.h"
 
+#include "backend/cover.h"
 #include "base/knobs.h"
 
 #include <stdio.h>
@@ -54,6 +55,7 @@ static void get_facts(mx_backend *base, mx_backend_facts *out) {
     *out = (mx_backend_facts){.kind = MX_DEVICE_CUDA,
                               .cc_major = b->cc_major,
                               .cc_minor = b->cc_minor,
+                              .compiled = cuda_archs,
                               .n_sm = b->n_sm,
                               .bucket_rows = true,
                               .deterministic = b->fixed_products && b->fixed_attn};
@@ -195,6 +197,13 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
     b->smem_max = attribute(b, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     b->smem_sm = attribute(b, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
     snprintf(b->arch, sizeof(b->arch), "sm_%d%d", b->cc_major, b->cc_minor);
+    char cover[32];
+    if (!mx_arch_cover(cuda_archs, b->cc_major, b->cc_minor, cover, sizeof(cover))) {
+        return mx_err_set(err, MX_UNSUPPORTED,
+                          "%s (%s): this program was compiled for [%s], which does not run there; "
+                          "build it with CUDA_ARCHS=%d%d",
+                          b->name, b->arch, cuda_archs, b->cc_major, b->cc_minor);
+    }
     CUcontext ctx = NULL;
     CUDA_TRY(cuda_d.cuDevicePrimaryCtxRetain(&ctx, b->dev), err);
     b->ctx = ctx;
@@ -205,8 +214,10 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
         CHECK(b->n_modules < CUDA_MAX_MODULES);
         CUresult r = cuda_d.cuModuleLoadData(&b->modules[b->n_modules], cuda_images[i]);
         if (r == CUDA_ERROR_NO_BINARY_FOR_GPU || r == CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
-            return mx_err_set(err, MX_UNSUPPORTED, "%s (%s): this program has code for %s", b->name,
-                              b->arch, cuda_archs);
+            return mx_err_set(err, MX_UNSUPPORTED,
+                              "%s (%s): this program was compiled for [%s], which the driver does "
+                              "not run there",
+                              b->name, b->arch, cuda_archs);
         }
         CUDA_TRY(r, err);
         b->n_modules++;
