@@ -170,7 +170,7 @@ static void preempt(mlxcel_engine *e, eng_seq *s) {
 static int32_t deep_chunk(const mlxcel_engine *e, int32_t n_past) {
     const sched_config *c = &e->sched;
     if (c->step_s <= 0) return INT32_MAX;
-    return MX_MAX(sched_chunk_fit(&c->cost, c->step_s - c->cost.fixed_s, n_past), 32);
+    return MX_MAX(sched_chunk_fit(&c->cost, c->step_s - c->cost.fixed_s, n_past), 16);
 }
 
 // How many run and wait, for whoever asks.

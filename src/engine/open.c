@@ -251,6 +251,7 @@ static mx_status init_steps(mlxcel_engine *e, int32_t n_vocab, mx_err *err) {
     e->sched = (sched_config){.max_batch = p->max_batch,
                               .prefill_chunk = e->chunk.learn ? 32 : p->prefill_chunk,
                               .grant_interval = p->prefill_grant_interval,
+                              .mixed = mx_knob_flag(MX_KNOB_MIXED_STEP),
                               .ageing_ticks = 256,
                               .max_rows = rows,
                               .cost = e->chunk.cost,

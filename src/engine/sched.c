@@ -1,13 +1,13 @@
 // The scheduling rule. Pure: no clock, no memory, no randomness.
 //
 // A chunk has at most prefill_chunk tokens, and with a cost model no more than fit into step_s: far
-// into a prompt a token costs more, and the chunk is shorter. Never below 32 tokens.
+// into a prompt a token costs more, and the chunk is shorter, down to 16 tokens.
 //
 // Decode first: every decoding sequence gets its row in every step that decodes. Prompts run in
 // chunks: with nothing decoding, at once; else in a step of their own after grant_interval decode
-// steps, or (mixed) beside the decode rows. Waiting sequences are admitted by priority, which rises
-// with waiting, then by arrival; one that does not fit blocks those behind it, so that it is not
-// starved by smaller ones.
+// steps, or (mixed) in every step, beside the decode rows, whose time the chunk then leaves them.
+// Waiting sequences are admitted by priority, which rises with waiting, then by arrival; one that
+// does not fit blocks those behind it, so that it is not starved by smaller ones.
 #include "engine/sched.h"
 
 #include "base/mem.h"
@@ -52,7 +52,7 @@ static int32_t last_arrived(const sched_state *s) {
     return last;
 }
 
-enum { CHUNK_UNIT = 32 }; // smallest chunk, and what chunks are multiples of
+enum { CHUNK_UNIT = 16 }; // smallest chunk with a cost model, and what chunks are multiples of
 
 double sched_chunk_s(const sched_cost *c, int32_t n_tok, int32_t n_past) {
     return n_tok * (c->token_s + n_past * c->pair_s);
@@ -87,6 +87,7 @@ static bool pick_decodes(picker *p) {
             return false;
         }
         p->free -= need;
+        p->left_s -= sched_chunk_s(&p->c->cost, 1, q->n_past);
         p->n_tok[i] = 1;
         p->d.n_decode_rows++;
     }

@@ -32,10 +32,10 @@ typedef struct sched_config {
     int32_t prefill_chunk; // prompt tokens in one step, all sequences together
     int32_t
         grant_interval; // decode steps between prefill steps while sequences decode; 0 = every step
-    bool mixed;         // a prefill chunk and decode rows may share a step
+    bool mixed;         // every step prefills, beside its decode rows; no interval
     int32_t ageing_ticks; // waiting this long raises the priority by one
     int32_t max_rows;     // of a step
-    sched_cost cost;      // with step_s: chunks far into a prompt are smaller, in multiples of 32,
+    sched_cost cost;      // with step_s: chunks far into a prompt are smaller, in multiples of 16,
     double step_s;        // so that a step takes no longer than this; 0 = no limit
 } sched_config;
 

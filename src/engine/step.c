@@ -235,9 +235,11 @@ static void finish_row(mlxcel_engine *e, const flight *f, const flight_row *row)
 
 static void count_step(mlxcel_engine *e, const flight *f) {
     double dt = mx_now_s() - f->submitted_s;
+    bool decodes = false;
     pthread_mutex_lock(&e->lock);
     for (int32_t i = 0; i < f->n_rows; i++) {
         const flight_row *r = &f->rows[i];
+        decodes |= r->pos0 >= r->seq->n_prompt;
         if (r->pos0 >= r->seq->n_prompt)
             e->stats.decode_tokens += (uint64_t)r->n_tok;
         else
@@ -248,6 +250,7 @@ static void count_step(mlxcel_engine *e, const flight *f) {
         e->stats.decode_s += dt;
     } else {
         e->stats.steps_prefill++;
+        e->stats.steps_mixed += decodes;
         e->stats.prefill_s += dt;
     }
     pthread_mutex_unlock(&e->lock);

@@ -229,14 +229,19 @@ static void a_row_does_not_depend_on_its_neighbours(void **state) {
         solo[i] = collect(submit(e, ids[i], lengths[i], 24, i % 2 ? 0.9f : 0.0f));
         mlxcel_close(e);
     }
-    mlxcel_engine *e = open_engine(&many);
-    mlxcel_request *r[N];
-    for (int i = 0; i < N; i++) r[i] = submit(e, ids[i], lengths[i], 24, i % 2 ? 0.9f : 0.0f);
-    for (int i = 0; i < N; i++) assert_same(collect(r[i]), solo[i]);
-    mlxcel_stats s;
-    mlxcel_get_stats(e, &s);
-    assert_true(s.steps_decode < (uint64_t)N * 24); // they did share steps
-    mlxcel_close(e);
+    for (int mixed = 0; mixed < 2; mixed++) { // prompts in steps of their own, beside decode rows
+        set_knob("MLXCEL_MIXED_STEP", mixed ? "1" : NULL);
+        mlxcel_engine *e = open_engine(&many);
+        mlxcel_request *r[N];
+        for (int i = 0; i < N; i++) r[i] = submit(e, ids[i], lengths[i], 24, i % 2 ? 0.9f : 0.0f);
+        for (int i = 0; i < N; i++) assert_same(collect(r[i]), solo[i]);
+        mlxcel_stats s;
+        mlxcel_get_stats(e, &s);
+        assert_true(s.steps_decode < (uint64_t)N * 24); // they did share steps
+        assert_int_equal(s.steps_mixed > 0, mixed);
+        mlxcel_close(e);
+    }
+    set_knob("MLXCEL_MIXED_STEP", NULL);
 }
 
 static void a_small_pool_preempts_and_answers_all_the_same(void **state) {

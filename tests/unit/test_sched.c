@@ -77,10 +77,15 @@ static void a_mixed_step_holds_both(void **state) {
     sched_config c = config;
     c.mixed = true;
     sched_seq q[] = {decoding(40, 0), waiting(1000, 1)};
-    sched_decision d = ask(&c, q, 2, 0, 8192);
+    sched_decision d = ask(&c, q, 2, 0, 8192); // without an interval
     assert_int_equal(d.n_decode_rows, 1);
     assert_int_equal(d.n_prefill_rows, 512);
     assert_int_equal(d.n_rows, 513);
+    // the chunk leaves the decode row its time
+    c.cost = (sched_cost){.token_s = 0.001, .pair_s = 0.0004};
+    c.step_s = 0.1;
+    d = ask(&c, q, 2, 0, 8192); // 17 ms for the row, 83 for the chunk
+    assert_int_equal(d.n_prefill_rows, 80);
 }
 
 static void priority_then_arrival_and_waiting_raises_it(void **state) {
@@ -154,8 +159,8 @@ static void a_chunk_far_into_a_prompt_is_shorter(void **state) {
     while (q[0].n_left > 0) {
         ask(&c, q, 1, 0, 1 << 20);
         double s = c.cost.fixed_s + sched_chunk_s(&c.cost, n_tok[0], q[0].n_past);
-        assert_true(n_tok[0] >= 32 || n_tok[0] == q[0].n_left);
-        assert_true(s <= c.step_s || n_tok[0] == 32);
+        assert_true(n_tok[0] >= 16 || n_tok[0] == q[0].n_left);
+        assert_true(s <= c.step_s || n_tok[0] == 16);
         assert_true(n_tok[0] <= last);
         if (q[0].n_past == 0) assert_int_equal(n_tok[0], 320);
         last = n_tok[0];
@@ -174,12 +179,12 @@ static void prompts_share_the_time_of_a_step(void **state) {
     sched_seq q[] = {waiting(40, 0), waiting(40, 1), waiting(40, 2)};
     q[0].phase = SCHED_PREFILLING;
     sched_decision d = ask(&c, q, 3, 0, 1 << 20);
-    assert_int_equal(d.n_prefill_rows, 40 + 32); // 60 are left, in units of 32
-    assert_int_equal(n_tok[1], 32);
+    assert_int_equal(d.n_prefill_rows, 40 + 40 + 16); // 20 ms are left, in units of 16
+    assert_int_equal(n_tok[2], 16);
     c.cost.token_s = 1; // nothing fits: one chunk of the least size
     d = ask(&c, q, 3, 0, 1 << 20);
-    assert_int_equal(d.n_prefill_rows, 32);
-    assert_int_equal(n_tok[0], 32);
+    assert_int_equal(d.n_prefill_rows, 16);
+    assert_int_equal(n_tok[0], 16);
 }
 
 int main(void) {
