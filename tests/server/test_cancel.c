@@ -1,13 +1,8 @@
 // Clients that leave, signals, memory: after any of it the server is as it was. The model is a
 // script (support/script_model.h); a prompt that ends with 'x' is answered by x for ever.
-#include "support/http_client.h"
-#include "support/script_model.h"
+#include "support/served.h"
 
 #include <pthread.h>
-
-static char *dir, *model;
-static server main_server;
-#define S (&main_server)
 
 static const script scripts[] = {{'A', "Hello " SCRIPT_CUT "wor" SCRIPT_CUT "ld!"}};
 
@@ -19,23 +14,8 @@ enum { CTX = 32768, SANITIZED = 0 };
 
 static int set_up(void **state) {
     (void)state;
-    dir = ckpt_temp_dir();
-    model = mx_path_join(dir, "script.gguf");
-    script_write(model, scripts, MX_COUNT(scripts), CTX, NULL);
-    setenv("HOME", dir, 1);
-    setenv("MLXCEL_DEVICE", "cpu", 1);
-    setenv("MLXCEL_THREADS", "1", 1);
-    unsetenv("MLXCEL_LOG");
-    server_start(S, dir, model, "--n-parallel 2 -c 32768 --prompt-cache-bytes 4M --no-request-log");
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    server_stop(S);
-    mx_free(model);
-    ckpt_remove_dir(dir);
-    return 0;
+    return serve_scripts(scripts, MX_COUNT(scripts), CTX, NULL,
+                         "--n-parallel 2 -c 32768 --prompt-cache-bytes 4M --no-request-log");
 }
 
 // ---- Helpers ----

@@ -1,36 +1,17 @@
 // Clients that do not speak HTTP, or mean harm: what is malformed is refused or closed at once, who
 // is slow loses the connection, and everybody else is served meanwhile.
-#include "support/http_client.h"
-#include "support/script_model.h"
+#include "support/served.h"
 
 #include <poll.h>
 #include <sys/resource.h>
-
-static char *dir, *model;
-static server main_server;
-#define S (&main_server)
 
 enum { IDLE_S = 1 };
 
 static int set_up(void **state) {
     static const script scripts[] = {{'A', "Hello " SCRIPT_CUT "world!"}};
     (void)state;
-    dir = ckpt_temp_dir();
-    model = mx_path_join(dir, "script.gguf");
-    script_write(model, scripts, MX_COUNT(scripts), 256, "{{ messages[0].content }}");
-    setenv("HOME", dir, 1);
-    setenv("MLXCEL_DEVICE", "cpu", 1);
-    setenv("MLXCEL_THREADS", "1", 1);
-    server_start(S, dir, model, "--max-body 64K --idle-timeout 1");
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    server_stop(S);
-    mx_free(model);
-    ckpt_remove_dir(dir);
-    return 0;
+    return serve_scripts(scripts, MX_COUNT(scripts), 256, "{{ messages[0].content }}",
+                         "--max-body 64K --idle-timeout 1");
 }
 
 static void still_serves(void) {

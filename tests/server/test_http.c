@@ -1,13 +1,8 @@
 // The server as a client meets it: routes, refusals, limits, keys, fields and lengths. The model is
 // a script (support/script_model.h), so what it says is known.
-#include "support/http_client.h"
-#include "support/script_model.h"
+#include "support/served.h"
 
 #include <sys/resource.h>
-
-static char *dir, *model;
-static server main_server;
-#define S (&main_server)
 
 static const char chat_template[] =
     "{% for m in messages %}{% if m.role == 'system' and m.content == 'raise' %}"
@@ -20,24 +15,7 @@ static const script scripts[] = {
 
 static int set_up(void **state) {
     (void)state;
-    dir = ckpt_temp_dir();
-    model = mx_path_join(dir, "script.gguf");
-    script_write(model, scripts, MX_COUNT(scripts), 256, chat_template);
-    setenv("HOME", dir, 1);
-    setenv("MLXCEL_DEVICE", "cpu", 1);
-    setenv("MLXCEL_THREADS", "1", 1);
-    unsetenv("MLXCEL_LOG");
-    unsetenv("LLAMA_API_KEY");
-    server_start(S, dir, model, "--metrics --max-body 1M");
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    server_stop(S);
-    mx_free(model);
-    ckpt_remove_dir(dir);
-    return 0;
+    return serve_scripts(scripts, MX_COUNT(scripts), 256, chat_template, "--metrics --max-body 1M");
 }
 
 // ---- Routes ----

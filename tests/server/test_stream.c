@@ -1,11 +1,6 @@
 // Streams: framing, usage, stop texts, reasoning, tool calls, pings, late errors; a stream says
 // what the whole answer says. The model is a script (support/script_model.h).
-#include "support/http_client.h"
-#include "support/script_model.h"
-
-static char *dir, *model;
-static server main_server;
-#define S (&main_server)
+#include "support/served.h"
 
 static const char chat_template[] =
     "{% if tools %}<tool_call>{{ tools[0].function.name }}\n{% endif %}"
@@ -30,23 +25,7 @@ static const char whole[] = "Hello O P Q and DEF?\nthen lo \xe4\xb8\xad\xe6\x96\
 
 static int set_up(void **state) {
     (void)state;
-    dir = ckpt_temp_dir();
-    model = mx_path_join(dir, "script.gguf");
-    script_write(model, scripts, MX_COUNT(scripts), 8192, chat_template);
-    setenv("HOME", dir, 1);
-    setenv("MLXCEL_DEVICE", "cpu", 1);
-    setenv("MLXCEL_THREADS", "1", 1);
-    unsetenv("MLXCEL_LOG");
-    server_start(S, dir, model, "");
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    server_stop(S);
-    mx_free(model);
-    ckpt_remove_dir(dir);
-    return 0;
+    return serve_scripts(scripts, MX_COUNT(scripts), 8192, chat_template, "");
 }
 
 // ---- Reading streams ----
