@@ -22,6 +22,7 @@ typedef struct mx_backend_facts {
     // A row's result depends on its own sequence only: not on other rows, their number, or how the
     // sequence was cut into steps.
     bool deterministic;
+    bool reads_files; // upload reads views of files by itself, until upload_end, and undoes `pairs`
 } mx_backend_facts;
 
 // Rows a plan is recorded for: n itself, or the next bucket (1..8, then 16, 32, 64, then
@@ -62,6 +63,10 @@ typedef struct mx_backend_ops {
     // Makes a resident weight tensor from its checkpoint form; chooses the layout, copies, frees
     // nothing of w. Matrices that only EMBED and plain reads use may stay in ROWS.
     mx_status (*upload)(mx_backend *b, mx_tensor *out, const mx_wview *w, mx_err *err);
+    // Ends what upload started: reading of files (facts.reads_files), and with the first error of
+    // that. Before the first step with the tensors, and after a failed upload. NULL: upload ends
+    // everything itself.
+    mx_status (*upload_end)(mx_backend *b, mx_err *err);
     mx_status (*write)(mx_backend *b, mx_buffer *buf, size_t offset, const void *src, size_t n,
                        mx_err *err);
     mx_status (*read)(mx_backend *b, const mx_buffer *buf, size_t offset, void *dst, size_t n,

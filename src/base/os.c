@@ -45,14 +45,19 @@ mx_status mx_file_open(mx_file *f, const char *path, mx_err *err) {
             return mx_err_set(err, MX_IO, "%s: mmap: %s", path, strerror(e));
         }
         f->data = p;
+        f->fd = fd;
+    } else {
+        close(fd);
     }
-    close(fd);
     f->path = mx_strdup(path);
     return MX_OK;
 }
 
 void mx_file_close(mx_file *f) {
-    if (f->data) munmap((void *)(uintptr_t)f->data, f->n_bytes);
+    if (f->data) {
+        munmap((void *)(uintptr_t)f->data, f->n_bytes);
+        close(f->fd);
+    }
     mx_free(f->path);
     *f = (mx_file){0};
 }

@@ -11,6 +11,7 @@ typedef struct mx_file {
     const unsigned char *data;
     size_t n_bytes;
     char *path; // owned copy, for messages
+    int fd;     // open for reading while data is not NULL, so that bytes can be read unmapped
 } mx_file;
 
 // Errors: NOTFOUND, DENIED, IO, INVALID (a directory, a device); the message names the path.

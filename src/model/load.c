@@ -30,6 +30,18 @@ static mx_status load_vector(mx_model *m, bound_weight *w, mx_err *err) {
     return st;
 }
 
+// The checkpoint's form, for a backend that reads files itself.
+static mx_status load_from_files(mx_model *m, bound_weight *w, mx_err *err) {
+    mx_wview v = w->view;
+    if (m->weights->n_files) v.files = m->weights->files;
+    v.n_files = m->weights->n_files;
+    if (w->fix & MX_FIX_UNPERMUTE) {
+        CHECK(v.n_rows % m->hp.head_dim == 0);
+        v.pairs = (int32_t)m->hp.head_dim;
+    }
+    return m->backend->ops->upload(m->backend, &w->tensor, &v, err);
+}
+
 // Rows of each head from interleaved pairs (2i, 2i+1) to halves (i, i + d/2); whole rows move, so
 // this works for every row-major block format.
 static mx_status load_unpermuted(mx_model *m, bound_weight *w, mx_err *err) {
@@ -74,6 +86,8 @@ mx_status model_materialize(mx_model *m, bound_weight *w, mx_err *err) {
     mx_status st;
     if (w->view.n_rows == 1 && w->view.fmt.dtype <= MX_BF16)
         st = load_vector(m, w, err);
+    else if (m->reads_files)
+        st = load_from_files(m, w, err);
     else if (w->fix & MX_FIX_UNPERMUTE)
         st = load_unpermuted(m, w, err);
     else
@@ -81,10 +95,38 @@ mx_status model_materialize(mx_model *m, bound_weight *w, mx_err *err) {
     MX_TRY(st);
     release_source(m, w);
     w->tensor.kind = MX_T_WEIGHT;
-    w->resident = true;
+    w->resident = w->fresh = true;
+    m->n_fresh++;
     m->load.n_tensors++;
     m->load.bytes += w->tensor.n_bytes;
     return MX_OK;
+}
+
+// The fresh weight is complete, or (ok = false) was never loaded.
+static void settle_weight(mx_model *m, bound_weight *w, bool ok) {
+    if (!w->fresh) return;
+    w->fresh = false;
+    if (ok) return;
+    m->backend->ops->free(m->backend, w->tensor.buf);
+    mx_free_large(w->copy, w->copy_bytes);
+    m->load.n_tensors--;
+    m->load.bytes -= w->tensor.n_bytes;
+    w->tensor = (mx_tensor){0};
+    w->copy = NULL;
+    w->copy_bytes = 0;
+    w->resident = false;
+}
+
+mx_status model_end_uploads(mx_model *m, mx_err *err) {
+    if (!m->n_fresh) return MX_OK;
+    mx_status st = MX_OK;
+    if (m->backend->ops->upload_end) st = m->backend->ops->upload_end(m->backend, err);
+    for (int s = 0; s < MX_W_GLOBALS; s++) settle_weight(m, &m->globals[s], st == MX_OK);
+    for (int64_t i = 0; i < m->hp.n_layer * (MX_W_SLOTS - MX_W_GLOBALS); i++) {
+        settle_weight(m, &m->layers[i], st == MX_OK);
+    }
+    m->n_fresh = 0;
+    return st;
 }
 
 mx_status model_load_all(mx_model *m, mx_err *err) {
@@ -92,7 +134,7 @@ mx_status model_load_all(mx_model *m, mx_err *err) {
     for (int64_t i = 0; i < m->hp.n_layer * (MX_W_SLOTS - MX_W_GLOBALS); i++) {
         MX_TRY(model_materialize(m, &m->layers[i], err));
     }
-    return MX_OK;
+    return model_end_uploads(m, err);
 }
 
 // Llama 3's rule: long wavelengths slowed by factor, a smooth band between.

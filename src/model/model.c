@@ -57,6 +57,9 @@ mx_status mx_model_open(mx_model **out, mx_backend *b, const mx_weights *w, bool
                         mx_err *err) {
     double t0 = mx_now_s();
     mx_model *m = mx_calloc(1, sizeof *m);
+    mx_backend_facts facts;
+    b->ops->facts(b, &facts);
+    m->reads_files = facts.reads_files;
     m->backend = b;
     m->weights = w;
     mx_arena_init(&m->arena, 0);
@@ -185,8 +188,8 @@ static void record_head(mx_model *m, mx_enc *e, mx_tid x, mx_output output) {
     mx_nn_sample(e, &logits);
 }
 
-mx_status mx_model_record(mx_model *m, mx_enc *e, const mx_kv *kv, int32_t max_len,
-                          mx_output output, mx_err *err) {
+static mx_status record_pass(mx_model *m, mx_enc *e, const mx_kv *kv, int32_t max_len,
+                             mx_output output, mx_err *err) {
     for (int s = 0; s < MX_W_GLOBALS; s++) MX_TRY(model_materialize(m, &m->globals[s], err));
     mx_enc_label(e, -1, MX_ROLE_EMBED);
     mx_tid x = mx_nn_embed(e, tensor_of(m, 0, MX_W_EMBED), m->embed_scale);
@@ -200,6 +203,13 @@ mx_status mx_model_record(mx_model *m, mx_enc *e, const mx_kv *kv, int32_t max_l
     }
     if (x != MX_NONE) record_head(m, e, x, output);
     return MX_OK;
+}
+
+mx_status mx_model_record(mx_model *m, mx_enc *e, const mx_kv *kv, int32_t max_len,
+                          mx_output output, mx_err *err) {
+    mx_status st = record_pass(m, e, kv, max_len, output, err);
+    mx_status end = model_end_uploads(m, st == MX_OK ? err : NULL);
+    return st == MX_OK ? end : st;
 }
 
 void mx_family_print(const mx_family *f, mx_buf *out) {

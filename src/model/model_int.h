@@ -7,6 +7,7 @@
 // A weight found in the checkpoint and checked; resident once tensor.buf is set.
 typedef struct bound_weight {
     bool present, resident;
+    bool fresh;    // its upload was started, and not ended by model_end_uploads
     mx_wview view; // in the mapping
     uint8_t fix;
     mx_tensor tensor;
@@ -24,6 +25,8 @@ struct mx_model {
     bound_weight *layers;  // (n_layer, MX_W_SLOTS - MX_W_GLOBALS)
     mx_tensor inv_freq[2]; // full, local
     bool has_local_rope;
+    bool reads_files; // of the backend's facts
+    int32_t n_fresh;
     float embed_scale;
     mx_kv_group groups[MX_MAX_KV_GROUPS];
     int32_t n_groups;
@@ -45,6 +48,9 @@ static inline bound_weight *model_weight(mx_model *m, int32_t il, mx_slot slot) 
 mx_status model_bind(mx_model *m, mx_err *err);
 // load.c: makes one weight resident (canonical form, upload).
 mx_status model_materialize(mx_model *m, bound_weight *w, mx_err *err);
+// Its upload may go on until model_end_uploads, which takes back every weight since its last call
+// when one of them failed.
+mx_status model_end_uploads(mx_model *m, mx_err *err);
 mx_status model_load_all(mx_model *m, mx_err *err);
 mx_status model_make_rope(mx_model *m, mx_err *err);
 

@@ -3,6 +3,7 @@
 #define MX_TENSOR_TENSOR_H
 
 #include "base/err.h"
+#include "base/os.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -81,6 +82,10 @@ typedef struct mx_wview {
     int64_t n_rows, n_cols;
     const void *data;
     const void *scales, *biases;
+    // For a backend that reads files itself (mx_backend_facts.reads_files); not for others.
+    const mx_file *files; // (n_files): the mapped files that the planes lie in; NULL: memory
+    int32_t n_files;
+    int32_t pairs; // > 0: in every `pairs` rows, rows i and i + pairs/2 are stored as 2i and 2i + 1
 } mx_wview;
 
 // The sub-matrix of rows [row0, row0 + n).

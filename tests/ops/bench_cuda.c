@@ -1,7 +1,8 @@
 // Speed of the CUDA backend's ops and of whole decode steps in the geometry of real models, with
 // random weights. Shares are of the read rate measured in the same run.
 //
-//   bench_cuda [read gemv rows attn gemm step chain load ...]     nothing: all
+//   bench_cuda [gemv attn gemm step chain load ...] [model=NAME] [folder=PATH] [gb=N]
+//   no name of a part: all
 #include "backend/cuda/cuda_int.h"
 #include "backend/encoder.h"
 #include "base/os.h"
@@ -10,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
 
 static mx_backend *be;
 static cuda_backend *cb;
@@ -636,62 +639,213 @@ static void bench_chain(void) {
 
 // ---- Loading ----
 
-static void bench_load(void) {
+// From a file in the page cache to the device: the readers alone, the ring at several shapes, then
+// weights with packing. folder=PATH and gb=N say where the file is made and its size.
+
+enum { LOAD_WEIGHTS = 128, LOAD_COLS = 4096 };
+static const char *load_folder;
+static double load_gb = 16;
+typedef struct load_file {
+    char path[256];
+    mx_file f;
+    size_t each; // bytes of a weight
+} load_file;
+
+static bool load_make(load_file *l) {
+    static const char *const folders[] = {"/dev/shm", "/tmp", "."};
     mx_err e = {0};
-    size_t n = (size_t)8 << 30, row = 8192;
-    uint8_t *data = mx_alloc_large(n);
-    if (!data) {
-        printf("load: no host memory\n");
-        return;
+    size_t room = 0;
+    for (size_t i = 0; i < MX_COUNT(folders) && room < (size_t)20 << 30; i++) {
+        struct statvfs v;
+        const char *d = load_folder ? load_folder : folders[i];
+        size_t here = statvfs(d, &v) == 0 ? (size_t)v.f_bavail * v.f_frsize : 0;
+        if (here > room) {
+            room = here;
+            snprintf(l->path, sizeof(l->path), "%s/bench-load-%ld", d, (long)getpid());
+        }
     }
-    for (size_t at = 0; at < n; at += NOISE) memcpy(data + at, noise, NOISE);
+    size_t n = MX_MIN((size_t)(load_gb * 1e9), room - room / 5);
+    l->each = n / LOAD_WEIGHTS / ((size_t)LOAD_COLS * 32) * ((size_t)LOAD_COLS * 32);
+    n = l->each * LOAD_WEIGHTS;
+    double t0 = mx_now_s();
+    FILE *f = n ? fopen(l->path, "wb") : NULL;
+    bool ok = f != NULL;
+    for (size_t at = 0; ok && at < n; at += NOISE) {
+        ok = fwrite(noise, 1, MX_MIN((size_t)NOISE, n - at), f) == MX_MIN((size_t)NOISE, n - at);
+    }
+    if (f && fclose(f) != 0) ok = false;
+    if (!ok || mx_file_open(&l->f, l->path, &e) != MX_OK) {
+        printf("load: no room for a file in %s: rows left out\n", l->path);
+        remove(l->path);
+        return false;
+    }
+    printf("load: file of %.1f GB at %s, written in %.1f s; %d processors\n", (double)n * 1e-9,
+           l->path, mx_now_s() - t0, mx_cpu_affinity_count());
+    return true;
+}
+
+static double pinned_rate(size_t n_bytes) {
     void *pin = NULL;
     CUdeviceptr d = 0;
-    CHECK(cuda_d.cuMemHostAlloc(&pin, (size_t)256 << 20, 0) == CUDA_SUCCESS);
-    CHECK(cuda_d.cuMemAlloc(&d, (size_t)256 << 20) == CUDA_SUCCESS);
-    double best = 1e9;
+    double t0 = mx_now_s(), best = 1e9;
+    CHECK(cuda_d.cuMemHostAlloc(&pin, n_bytes, 0) == CUDA_SUCCESS);
+    double made = mx_now_s() - t0;
+    CHECK(cuda_d.cuMemAlloc(&d, n_bytes) == CUDA_SUCCESS);
     for (int i = 0; i < 12; i++) {
-        double t0 = mx_now_s();
-        cuda_d.cuMemcpyHtoDAsync(d, pin, (size_t)256 << 20, cb->stream);
+        t0 = mx_now_s();
+        cuda_d.cuMemcpyHtoDAsync(d, pin, n_bytes, cb->stream);
         cuda_d.cuStreamSynchronize(cb->stream);
         best = MX_MIN(best, mx_now_s() - t0);
     }
     cuda_d.cuMemFree(d), cuda_d.cuMemFreeHost(pin);
-    double rate = (double)((size_t)256 << 20) / best * 1e-9, t1 = mx_now_s();
-    CUdeviceptr many[64];
-    for (int i = 0; i < 64; i++) CHECK(cuda_d.cuMemAlloc(&many[i], n / 64) == CUDA_SUCCESS);
-    t1 = mx_now_s() - t1;
-    for (int i = 0; i < 64; i++) cuda_d.cuMemFree(many[i]);
-    double t2 = mx_now_s();
-    CHECK(cuda_d.cuMemAlloc(&d, n) == CUDA_SUCCESS);
-    must(cuda_copy_in(cb, d, data, n, &e), &e);
-    cuda_d.cuStreamSynchronize(cb->copy);
-    t2 = mx_now_s() - t2;
+    printf("load: pinned copy %.1f GB/s (%zu MiB from the driver in %.1f ms)\n",
+           (double)n_bytes / best * 1e-9, n_bytes >> 20, made * 1e3);
+    return (double)n_bytes / best * 1e-9;
+}
+
+static mx_status null_enter(void *ctx, mx_err *err) {
+    (void)ctx, (void)err;
+    return MX_OK;
+}
+static mx_status null_send(void *ctx, int slot, uint64_t dst, const void *p, size_t n, mx_err *e) {
+    (void)ctx, (void)slot, (void)dst, (void)p, (void)n, (void)e;
+    return MX_OK;
+}
+static mx_status null_wait(void *ctx, int slot, mx_err *err) {
+    (void)ctx, (void)slot, (void)err;
+    return MX_OK;
+}
+
+// GB/s of the readers alone: from the file, or from its mapping (copied, pages touched before).
+static double readers_gbs(const load_file *l, mx_feed_shape shape, bool mapped) {
+    mx_err e = {0};
+    mx_feed *feed;
+    size_t ring = (size_t)shape.n_slots * shape.slot_bytes, n = MX_MIN(l->f.n_bytes, (size_t)8e9);
+    uint8_t *host = mx_alloc_large(ring);
+    CHECK(host);
+    memset(host, 0, ring);
+    mx_feed_device dev = {NULL, null_enter, null_send, null_wait};
+    must(mx_feed_open(&feed, &shape, host, &dev, &e), &e);
+    double t0 = mx_now_s();
+    mx_feed_job j = {.n_bytes = n, .file = mapped ? NULL : &l->f, .data = l->f.data};
+    must(mx_feed_sent(feed, mx_feed_put(feed, &j), &e), &e);
+    t0 = mx_now_s() - t0;
+    mx_feed_close(feed);
+    mx_free_large(host, ring);
+    return (double)n / t0 * 1e-9;
+}
+
+// Seconds for the whole file to one place on the device, the ring open already.
+static double ring_s(const load_file *l, CUdeviceptr dst, mx_feed_shape shape, double poll_s,
+                     mx_cuda_counters *took) {
+    mx_err e = {0};
     cuda_ring_close(cb);
-    cuda_d.cuMemFree(d);
-    printf("load: 64 allocations %.1f ms; one piece without packing %.1f GB/s\n", t1 * 1e3,
-           (double)n / t2 * 1e-9);
-    for (int pinned = 1; pinned >= 0; pinned--) {
-        cb->count.pinned = pinned;
-        mx_tensor t[64];
-        double t0 = mx_now_s();
-        for (int i = 0; i < 64; i++) {
-            mx_wview v = {.fmt = b16,
-                          .n_rows = (int64_t)(n / 64 / row),
-                          .n_cols = (int64_t)row / 2,
-                          .data = data + (size_t)i * (n / 64)};
-            must(be->ops->upload(be, &t[i], &v, &e), &e);
-        }
-        cuda_d.cuStreamSynchronize(cb->copy);
-        cuda_d.cuStreamSynchronize(cb->stream);
-        double s = mx_now_s() - t0;
-        printf("load, %s: %.1f GB in %.3f s, %.1f GB/s, %.0f %% of pinned %.1f GB/s\n",
-               pinned ? "ring" : "pageable", (double)n * 1e-9, s, (double)n / s * 1e-9,
-               100 * (double)n / s * 1e-9 / rate, rate);
-        for (int i = 0; i < 64; i++) be->ops->free(be, t[i].buf);
+    cb->ring_shape = shape;
+    cb->ring_poll_s = poll_s;
+    cb->count = (mx_cuda_counters){.pinned = true};
+    must(cuda_ring_open(cb, &e), &e);
+    double t0 = mx_now_s();
+    mx_feed_job j = {.dst = dst, .n_bytes = l->f.n_bytes, .file = &l->f};
+    must(cuda_ring_sent(cb, cuda_ring_put(cb, &j), &e), &e);
+    cuda_d.cuStreamSynchronize(cb->copy);
+    t0 = mx_now_s() - t0;
+    cuda_ring_close(cb);
+    *took = cb->count;
+    return t0;
+}
+
+static void bench_ring(const load_file *l, double rate) {
+    static const int shapes[][3] = {// readers, slots, MiB a slot
+                                    {4, 32, 4},  {8, 32, 4},  {12, 32, 4},  {14, 32, 4},
+                                    {16, 32, 4}, {12, 64, 2}, {16, 64, 2},  {12, 16, 8},
+                                    {15, 16, 8}, {12, 64, 1}, {12, 16, 4},  {12, 32, 2},
+                                    {12, 64, 4}, {14, 24, 4}, {12, 128, 1}, {16, 128, 1}};
+    mx_cuda_counters c;
+    CUdeviceptr d = 0;
+    CHECK(cuda_d.cuMemAlloc(&d, l->f.n_bytes) == CUDA_SUCCESS);
+    double s = (double)l->f.n_bytes * 1e-9;
+    printf("load, ring without packing: readers, slots x MiB, GB/s with naps of 20 us (again), "
+           "with yields; readers' time reading and waiting, making the ring\n");
+    for (size_t i = 0; i < MX_COUNT(shapes); i++) {
+        mx_feed_shape sh = {shapes[i][0], shapes[i][1], (size_t)shapes[i][2] << 20};
+        double nap = ring_s(l, d, sh, 20e-6, &c), yield, again;
+        mx_cuda_counters u;
+        yield = ring_s(l, d, sh, 0, &u);
+        again = ring_s(l, d, sh, 20e-6, &u);
+        printf("  %2d %3d x %d %6.1f %6.1f %6.1f  %3.0f %% of pinned; %.2f s, %.2f s, %.1f ms\n",
+               sh.n_readers, sh.n_slots, shapes[i][2], s / nap, s / again, s / yield,
+               100 * s / MX_MIN(nap, again) / rate, c.upload_read_s, c.upload_wait_s,
+               c.ring_open_s * 1e3);
+        fflush(stdout);
     }
+    cuda_d.cuMemFree(d);
+}
+
+// All weights of the file in format f, as a model is loaded: cold, from nothing (ring and stages
+// made, device memory taken) to complete.
+static void load_weights(const load_file *l, mx_wfmt f, const char *name, double rate, bool cold) {
+    mx_err e = {0};
+    static mx_tensor t[LOAD_WEIGHTS];
+    size_t row;
+    CHECK(mx_wfmt_row_bytes(f, LOAD_COLS, &row));
+    int64_t rows = (int64_t)(l->each / row / 16 * 16);
+    double bytes = (double)row * (double)rows * LOAD_WEIGHTS * 1e-9;
+    bool pinned = cb->count.pinned;
+    if (cold) must(cuda_upload_close(cb, &e), &e);
+    cb->count = (mx_cuda_counters){.pinned = pinned};
+    double t0 = mx_now_s();
+    for (int i = 0; i < LOAD_WEIGHTS; i++) {
+        mx_wview v = {.fmt = f,
+                      .n_rows = rows,
+                      .n_cols = LOAD_COLS,
+                      .data = l->f.data + (size_t)i * l->each,
+                      .files = pinned ? &l->f : NULL,
+                      .n_files = pinned};
+        size_t code;
+        CHECK(mx_wfmt_code_bytes(f, LOAD_COLS, &code));
+        v.scales = (const uint8_t *)v.data + code * (size_t)rows;
+        v.biases = (const uint8_t *)v.scales + (row - code) / 2 * (size_t)rows;
+        must(be->ops->upload(be, &t[i], &v, &e), &e);
+    }
+    must(be->ops->upload_end(be, &e), &e);
+    double s = mx_now_s() - t0;
+    mx_cuda_counters c;
+    mx_cuda_counters_get(be, &c);
+    printf("load, %s, %s%s: %.1f GB in %.3f s, %.1f GB/s, %.0f %% of pinned; read %.2f s, waited "
+           "%.2f s, ring made in %.1f ms, device memory in %.1f ms\n",
+           pinned ? "ring" : "pageable", name, cold ? "" : " (ring open)", bytes, s, bytes / s,
+           100 * bytes / s / rate, c.upload_read_s, c.upload_wait_s, c.ring_open_s * 1e3,
+           c.upload_alloc_s * 1e3);
+    fflush(stdout);
+    for (int i = 0; i < LOAD_WEIGHTS; i++) be->ops->free(be, t[i].buf);
+}
+
+static void bench_load(void) {
+    load_file l = {0};
+    if (!load_make(&l)) return;
+    double rate = pinned_rate((size_t)256 << 20);
+    printf("load, readers alone: readers, GB/s from the file, from its mapping (twice)\n");
+    static const int readers[] = {1, 4, 8, 12, 14, 16};
+    for (size_t i = 0; i < MX_COUNT(readers); i++) {
+        mx_feed_shape sh = {readers[i], 32, (size_t)4 << 20};
+        double file = readers_gbs(&l, sh, false), map = readers_gbs(&l, sh, true);
+        printf("  %2d %6.1f %6.1f %6.1f\n", readers[i], file, map, readers_gbs(&l, sh, true));
+        fflush(stdout);
+    }
+    bench_ring(&l, rate);
+    cb->ring_shape = cuda_ring_shape();
+    cb->ring_poll_s = 20e-6;
     cb->count.pinned = true;
-    mx_free_large(data, n);
+    for (int i = 0; i < 3; i++) load_weights(&l, b16, "bf16", rate, true);
+    load_weights(&l, b16, "bf16", rate, false);
+    load_weights(&l, a4, "affine4 g64", rate, true);
+    load_weights(&l, mx_wfmt_of(MX_Q4_1), "q4_1", rate, true);
+    load_weights(&l, mx_wfmt_of(MX_F32), "f32 (not packed)", rate, true);
+    cb->count.pinned = false;
+    load_weights(&l, b16, "bf16", rate, true);
+    cb->count.pinned = true;
+    mx_file_close(&l.f);
+    remove(l.path);
 }
 
 int main(int argc, char **argv) {
@@ -721,11 +875,17 @@ int main(int argc, char **argv) {
     }
     for (int k = 1; k < argc; k++) {
         if (!strncmp(argv[k], "model=", 6)) only = argv[k] + 6;
+        if (!strncmp(argv[k], "folder=", 7)) load_folder = argv[k] + 7;
+        if (!strncmp(argv[k], "gb=", 3)) load_gb = strtod(argv[k] + 3, NULL);
     }
     bench_read();
     for (size_t i = 0; i < MX_COUNT(benches); i++) {
-        bool want = argc < 2;
-        for (int k = 1; k < argc; k++) want = want || !strcmp(argv[k], benches[i].name);
+        bool named = false, want = false;
+        for (int k = 1; k < argc; k++) {
+            named = named || !strchr(argv[k], '=');
+            want = want || !strcmp(argv[k], benches[i].name);
+        }
+        want = want || !named;
         if (want) benches[i].fn();
     }
     if (enc) mx_enc_close(enc);

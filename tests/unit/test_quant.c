@@ -97,7 +97,7 @@ static void affine_rows_mean_what_mlx_says(void **state) {
         assert_true(mx_wfmt_code_bytes(f, n, &codes));
         void *c = take(&g, codes), *s = take(&g, plane), *b = take(&g, plane);
         float *want = take(&g, n * sizeof(float)), *got = mx_alloc(n * sizeof(float));
-        mx_wview w = {f, 1, n, c, s, b};
+        mx_wview w = {.fmt = f, .n_rows = 1, .n_cols = n, .data = c, .scales = s, .biases = b};
         mx_dequant_row(&w, 0, got);
         char what[64];
         assert_same_floats(got, want, n, mx_wfmt_name(f, what, sizeof what));
@@ -162,8 +162,13 @@ static void affine_rows_of_any_width(void **state) {
             void *b = mx_alloc(ROWS * (size_t)groups * scale);
             float *out = mx_alloc((size_t)n * sizeof *out);
             ckpt_fill_affine(f, "wide", ROWS, n, 0.5f, codes, s, b);
-            mx_wview w = {f, ROWS, n, codes, s, b};
-            mx_wview sv = {mx_wfmt_of(f.scale_dtype), ROWS, groups, s, NULL, NULL}, bv = sv;
+            mx_wview w = {
+                .fmt = f, .n_rows = ROWS, .n_cols = n, .data = codes, .scales = s, .biases = b};
+            mx_wview sv = {.fmt = mx_wfmt_of(f.scale_dtype),
+                           .n_rows = ROWS,
+                           .n_cols = groups,
+                           .data = s},
+                     bv = sv;
             bv.data = b;
             for (int64_t r = 0; r < ROWS; r++) {
                 float rs[32], rb[32];

@@ -66,7 +66,8 @@ static void row_views_move_all_planes(void **state) {
     (void)state;
     mx_wfmt f = {MX_AFFINE, 3, 32, MX_F16};
     char codes[4 * 24], scales[4 * 4], biases[4 * 4];
-    mx_wview w = {f, 4, 64, codes, scales, biases};
+    mx_wview w = {
+        .fmt = f, .n_rows = 4, .n_cols = 64, .data = codes, .scales = scales, .biases = biases};
     mx_wview v = mx_wview_rows(&w, 3, 1);
     assert_ptr_equal(v.data, codes + 72);
     assert_ptr_equal(v.scales, scales + 12);
@@ -117,7 +118,8 @@ static void hashed_weights_are_those_of_python(void **state) {
     assert_memory_equal(codes + 10, row1, sizeof row1);
     assert_memory_equal(scales, sb, sizeof sb);
     assert_memory_equal(biases, bb, sizeof bb);
-    mx_wview w = {f, 2, 64, codes, scales, biases};
+    mx_wview w = {
+        .fmt = f, .n_rows = 2, .n_cols = 64, .data = codes, .scales = scales, .biases = biases};
     mx_dequant_row(&w, 1, out);
     for (int i = 0; i < 3; i++) assert_int_equal(mx_f32_bits(out[i]), values[i]);
     f.scale_dtype = MX_F16;

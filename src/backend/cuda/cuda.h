@@ -24,9 +24,11 @@ const char *mx_cuda_archs(void);
 typedef struct mx_cuda_counters { // since open
     uint64_t graphs_made, graph_launches, kernel_launches, boundaries;
     uint64_t uploads, upload_bytes;
-    double upload_copy_s, upload_total_s;
-    bool pinned; // uploads go through the pinned ring
-    bool blaslt; // cuBLASLt was found
+    // of the ring: its readers' time in sum, reading and waiting for transfers; making it
+    double upload_read_s, upload_wait_s, ring_open_s;
+    double upload_alloc_s, upload_total_s; // of the loading thread: device memory; in all
+    bool pinned;                           // uploads go through the pinned ring
+    bool blaslt;                           // cuBLASLt was found
 } mx_cuda_counters;
 void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out);
 

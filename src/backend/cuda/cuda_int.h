@@ -6,6 +6,7 @@
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/drv.h"
 #include "backend/cuda/kargs.h"
+#include "backend/feed.h"
 #include "base/mem.h"
 
 typedef enum cuda_kernel {
@@ -32,10 +33,27 @@ typedef struct cuda_scratch {
 typedef struct cuda_lt cuda_lt;     // cuBLASLt, see lt.c
 typedef struct cuda_ring cuda_ring; // pinned upload ring, see ring.c
 
+typedef enum cuda_item_kind { CUDA_ITEM_KERNEL, CUDA_ITEM_LT } cuda_item_kind;
+
+// One launch of a plan. args are in the plan's blob.
+typedef struct cuda_item {
+    cuda_item_kind kind;
+    cuda_kernel kernel;
+    CUfunction fn;
+    uint32_t grid[3], block, smem;
+    size_t arg_offset;
+} cuda_item;
+
+// Raw rows of a weight on the device, between their transfer and the kernel that packs them.
+enum { CUDA_STAGES = 4 };
 typedef struct cuda_stage {
     CUdeviceptr base;
-    size_t n_bytes;
     CUevent copied, packed;
+    bool used;    // packed was recorded
+    bool pending; // rows are on their way; then:
+    uint64_t ticket;
+    cuda_item item;
+    k_pack args;
 } cuda_stage;
 
 enum { CUDA_MAX_MODULES = 16 };
@@ -67,8 +85,13 @@ typedef struct cuda_backend {
     size_t n_tickets;
     cuda_lt *lt;
     cuda_ring *ring;
-    cuda_stage stage[2]; // upload.c
+    mx_feed_shape ring_shape;
+    double ring_poll_s; // between two looks at a slot's transfer; 0: yields only
+    cuda_stage *stage;  // (CUDA_STAGES) upload.c; NULL: none
+    size_t stage_bytes;
     int32_t stage_next;
+    uint64_t ticket;   // of the ring's newest job
+    mx_err upload_err; // of uploads whose caller has returned, until upload_end
     bool wait_buffers; // wait for the device after every command buffer (measurements)
     bool exact;        // MLXCEL_EXACT: no bf16 activations
     // Rows must not depend on each other: no kernel, split or order of a sum may be chosen by the
@@ -79,17 +102,6 @@ typedef struct cuda_backend {
     int32_t lt_rows;   // from this many on cuBLASLt, when found
     mx_cuda_counters count;
 } cuda_backend;
-
-typedef enum cuda_item_kind { CUDA_ITEM_KERNEL, CUDA_ITEM_LT } cuda_item_kind;
-
-// One launch of a plan. args are in the plan's blob.
-typedef struct cuda_item {
-    cuda_item_kind kind;
-    cuda_kernel kernel;
-    CUfunction fn;
-    uint32_t grid[3], block, smem;
-    size_t arg_offset;
-} cuda_item;
 
 // y (n_tok, n) float32 = x (n_tok, k) w (n, k)^T, bf16 inputs.
 typedef struct cuda_lt_args {
@@ -138,9 +150,22 @@ mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, CUfunction *fn, mx_err
 
 // upload.c
 mx_status cuda_upload(mx_backend *base, mx_tensor *out, const mx_wview *w, mx_err *err);
-mx_status cuda_copy_in(cuda_backend *b, CUdeviceptr dst, const void *src, size_t n, mx_err *err);
+mx_status cuda_upload_end(mx_backend *base, mx_err *err);
+// The same, and the memory of uploads is given back; a later upload takes it again.
+mx_status cuda_upload_close(cuda_backend *b, mx_err *err);
+// Nothing of an upload is under way afterwards; its error waits for cuda_upload_end.
+void cuda_upload_settle(cuda_backend *b);
 void cuda_stage_free(cuda_backend *b);
+
+// ring.c
+mx_feed_shape cuda_ring_shape(void); // for this machine
+mx_status cuda_ring_open(cuda_backend *b, mx_err *err);
 void cuda_ring_close(cuda_backend *b);
+uint64_t cuda_ring_put(cuda_backend *b, const mx_feed_job *job);
+mx_status cuda_ring_sent(cuda_backend *b, uint64_t ticket, mx_err *err);
+void cuda_ring_count(const cuda_backend *b, mx_cuda_counters *c); // adds the open ring's
+
+// open.c
 mx_status cuda_alloc(mx_backend *base, mx_buffer **out, size_t n_bytes, mx_usage use, mx_err *err);
 void cuda_free(mx_backend *base, mx_buffer *buf);
 

@@ -31,6 +31,8 @@
     X(cuMemFree, 3020)                                                                             \
     X(cuMemHostAlloc, 2020)                                                                        \
     X(cuMemFreeHost, 2000)                                                                         \
+    X(cuMemHostRegister, 6050)                                                                     \
+    X(cuMemHostUnregister, 4000)                                                                   \
     X(cuMemcpyHtoDAsync, 3020)                                                                     \
     X(cuMemcpyDtoHAsync, 3020)                                                                     \
     X(cuMemsetD8Async, 3020)                                                                       \

@@ -58,7 +58,8 @@ static void get_facts(mx_backend *base, mx_backend_facts *out) {
                               .compiled = cuda_archs,
                               .n_sm = b->n_sm,
                               .bucket_rows = true,
-                              .deterministic = b->fixed_products && b->fixed_attn};
+                              .deterministic = b->fixed_products && b->fixed_attn,
+                              .reads_files = b->count.pinned};
     snprintf(out->device, sizeof(out->device), "%s", b->name);
     snprintf(out->arch, sizeof(out->arch), "%s", b->arch);
     size_t avail = 0, total = 0;
@@ -97,6 +98,7 @@ mx_status cuda_alloc(mx_backend *base, mx_buffer **out, size_t n_bytes, mx_usage
 void cuda_free(mx_backend *base, mx_buffer *buf) {
     if (!buf) return;
     cuda_use(cuda_of(base));
+    cuda_upload_settle(cuda_of(base)); // no transfer to it is still to be started
     cuda_d.cuStreamSynchronize(cuda_of(base)->copy);
     cuda_d.cuStreamSynchronize(cuda_of(base)->stream);
     cuda_d.cuMemFree(buf->device);
@@ -118,6 +120,7 @@ static mx_status read_bytes(mx_backend *base, const mx_buffer *buf, size_t offse
     cuda_backend *b = cuda_of(base);
     CHECK(offset <= buf->n_bytes && n <= buf->n_bytes - offset);
     CUDA_TRY(cuda_use(b), err);
+    cuda_upload_settle(b);
     CUDA_TRY(cuda_d.cuStreamSynchronize(b->copy), err);
     CUDA_TRY(cuda_d.cuMemcpyDtoHAsync(dst, buf->device + offset, n, b->stream), err);
     CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
@@ -163,6 +166,7 @@ static const mx_backend_ops ops = {
     .alloc = cuda_alloc,
     .free = cuda_free,
     .upload = cuda_upload,
+    .upload_end = cuda_upload_end,
     .write = write_bytes,
     .read = read_bytes,
     .supports = supports,
@@ -247,6 +251,9 @@ mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *
     b->graphs = mx_knob_flag(MX_KNOB_CUDA_GRAPHS);
     b->overlap = mx_knob_flag(MX_KNOB_CUDA_OVERLAP) && b->cc_major >= 9;
     b->count.pinned = mx_knob_flag(MX_KNOB_CUDA_PINNED_LOAD);
+    b->ring_shape = cuda_ring_shape();
+    b->ring_poll_s = 20e-6;
+    b->stage_bytes = (size_t)64 << 20;
     if (mx_knob_flag(MX_KNOB_CUBLASLT)) b->lt = cuda_lt_open();
     b->count.blaslt = b->lt != NULL;
     *out = &b->base;
@@ -266,4 +273,5 @@ const char *mx_cuda_archs(void) {
 
 void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out) {
     *out = cuda_of(b)->count;
+    cuda_ring_count(cuda_of(b), out);
 }

@@ -169,9 +169,7 @@ mx_status cuda_plan_make(mx_backend *base, mx_plan *plan, mx_buffer *arena, mx_e
     cuda_backend *b = cuda_of(base);
     CHECK(b->step);
     CUDA_TRY(cuda_use(b), err);
-    CUDA_TRY(cuda_d.cuStreamSynchronize(b->copy), err);
-    cuda_ring_close(b); // loading is over; a later upload opens it again
-    cuda_stage_free(b);
+    MX_TRY(cuda_upload_close(b, err));
     cuda_plan *p = mx_calloc(1, sizeof(*p));
     p->n_segs = plan->n_segs;
     p->seg_first = mx_calloc((size_t)plan->n_segs + 1, sizeof(*p->seg_first));

@@ -1,171 +1,159 @@
-// Host bytes to the device through pinned memory: reader threads copy pieces of the source into a
-// ring of pinned slots, the caller's thread starts their transfers in order.
+// The pinned memory of uploads, and the device's side of the feed (backend/feed.h) that fills it.
 //
-// The ring fits a processor's last-level cache: on an H200 machine 128 MiB with 12 readers gave 52
-// of 55 GB/s, four slots of 64 MiB 16. Small slots keep the gap at the start of a weight short. A
-// piece j uses slot j % SLOTS: a reader waits until the transfer of piece j - SLOTS was started and
-// has finished. When ring_copy returns the source has been read; the transfers go on in the order
-// of the copy stream. MLXCEL_CUDA_PINNED_LOAD=0 takes the driver's pageable path.
+// The ring fits a processor's last-level cache, where the device then finds what was just read, and
+// has more slots than readers: on an H200 machine 128 MiB in slots of 4 MiB with 12 readers gave 52
+// of 55 GB/s, four slots of 64 MiB 16. Its memory is the program's own, registered with the driver:
+// asking the driver for pinned memory takes some ten times as long, which a load of a few gigabytes
+// notices. MLXCEL_CUDA_PINNED_LOAD=0 takes the driver's pageable path (upload.c) instead.
 #include "backend/cuda/cuda_int.h"
 
-#include "base/knobs.h"
 #include "base/os.h"
 
-#include <pthread.h>
-#include <string.h>
+#include <sched.h>
 
-enum { SLOTS = 64, MAX_READERS = 12 };
-static const size_t slot_bytes = (size_t)2 << 20;
+enum { MAX_READERS = 12, SLOTS = 32, SLOT_MB = 4 };
 
 struct cuda_ring {
     cuda_backend *b;
-    pthread_t readers[MAX_READERS];
-    int n_readers;
-    pthread_mutex_t lock;
-    pthread_cond_t work, ready;
-    uint8_t *host; // SLOTS * slot_bytes, pinned
-    CUevent sent[SLOTS];
-    uint64_t filled[SLOTS]; // piece + 1 whose bytes lie in the slot
-    // the present copy: pieces [first, end)
-    const uint8_t *src;
+    mx_feed *feed;
+    uint8_t *host;
     size_t n_bytes;
-    uint64_t first, end, claimed, issued, freed;
-    bool stop;
+    int n_slots;
+    bool registered;
+    CUevent *sent; // (n_slots) the slot's last transfer
+    bool *used;    // (n_slots) it had one
 };
 
-static void fill_slot(cuda_ring *r, uint64_t j) {
-    size_t at = (size_t)(j - r->first) * slot_bytes, n = MX_MIN(slot_bytes, r->n_bytes - at);
-    memcpy(r->host + (j % SLOTS) * slot_bytes, r->src + at, n);
+mx_feed_shape cuda_ring_shape(void) {
+    return (mx_feed_shape){.n_readers =
+                               MX_MIN((int)MAX_READERS, MX_MAX(1, mx_cpu_affinity_count() - 1)),
+                           .n_slots = SLOTS,
+                           .slot_bytes = (size_t)SLOT_MB << 20};
 }
 
-static void *read_pieces(void *arg) {
-    cuda_ring *r = arg;
-    pthread_mutex_lock(&r->lock);
-    while (!r->stop) {
-        bool may = r->claimed < r->end && r->claimed < r->freed + SLOTS;
-        if (!may) {
-            pthread_cond_wait(&r->work, &r->lock);
-            continue;
-        }
-        uint64_t j = r->claimed++;
-        pthread_mutex_unlock(&r->lock);
-        fill_slot(r, j);
-        pthread_mutex_lock(&r->lock);
-        r->filled[j % SLOTS] = j + 1;
-        pthread_cond_signal(&r->ready);
+// ---- What readers call -------------------------------------------------------------------------
+
+static mx_status enter(void *ctx, mx_err *err) {
+    cuda_ring *r = ctx;
+    CUDA_TRY(cuda_use(r->b), err);
+    return MX_OK;
+}
+
+static mx_status send(void *ctx, int slot, uint64_t dst, const void *host, size_t n, mx_err *err) {
+    cuda_ring *r = ctx;
+    CUDA_TRY(cuda_d.cuMemcpyHtoDAsync(dst, host, n, r->b->copy), err);
+    r->used[slot] = true;
+    CUDA_TRY(cuda_d.cuEventRecord(r->sent[slot], r->b->copy), err);
+    return MX_OK;
+}
+
+// Sleeps between two looks: a queue of transfers is before this one, and readers that spin take
+// the processor and the driver's lock from those that read.
+static mx_status wait_slot(void *ctx, int slot, mx_err *err) {
+    cuda_ring *r = ctx;
+    if (!r->used[slot]) return MX_OK;
+    CUresult res;
+    while ((res = cuda_d.cuEventQuery(r->sent[slot])) == CUDA_ERROR_NOT_READY) {
+        if (r->b->ring_poll_s > 0)
+            mx_sleep_s(r->b->ring_poll_s);
+        else
+            sched_yield();
     }
-    pthread_mutex_unlock(&r->lock);
+    return cuda_check(res, err, "upload");
+}
+
+// ---- Opening and closing -----------------------------------------------------------------------
+
+typedef struct span {
+    uint8_t *p;
+    size_t n_bytes;
+} span;
+
+static void *touch_pages(void *arg) {
+    span *s = arg;
+    for (size_t i = 0; i < s->n_bytes; i += 4096) ((volatile uint8_t *)s->p)[i] = 0;
     return NULL;
+}
+
+// New memory is cleared page by page when it is first written: by several threads, since the first
+// bytes of a model wait for it.
+static void populate(uint8_t *p, size_t n_bytes, int n_threads) {
+    pthread_t thread[MAX_READERS];
+    span part[MAX_READERS];
+    int n = MX_MIN(n_threads, (int)MAX_READERS), started = 0;
+    size_t each = (n_bytes / (size_t)n + 4095) / 4096 * 4096;
+    for (int i = 0; i < n; i++) {
+        size_t at = MX_MIN(n_bytes, each * (size_t)i);
+        part[i] = (span){p + at, MX_MIN(each, n_bytes - at)};
+        if (i + 1 < n && mx_thread_start(&thread[started], touch_pages, &part[i]) == 0)
+            started++;
+        else
+            touch_pages(&part[i]);
+    }
+    for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
+}
+
+static mx_status open_ring(cuda_ring *r, const mx_feed_shape *shape, mx_err *err) {
+    r->n_bytes = (size_t)shape->n_slots * shape->slot_bytes;
+    r->host = mx_alloc_large(r->n_bytes);
+    if (!r->host) return mx_err_set(err, MX_NOMEM, "%zu bytes to load through", r->n_bytes);
+    populate(r->host, r->n_bytes, shape->n_readers);
+    CUDA_TRY(cuda_d.cuMemHostRegister(r->host, r->n_bytes, CU_MEMHOSTREGISTER_PORTABLE), err);
+    r->registered = true;
+    r->n_slots = shape->n_slots;
+    r->used = mx_calloc((size_t)r->n_slots, sizeof *r->used);
+    r->sent = mx_calloc((size_t)r->n_slots, sizeof *r->sent);
+    for (int i = 0; i < r->n_slots; i++) {
+        CUDA_TRY(cuda_d.cuEventCreate(&r->sent[i], CU_EVENT_DISABLE_TIMING), err);
+    }
+    mx_feed_device dev = {.ctx = r, .enter = enter, .send = send, .wait = wait_slot};
+    return mx_feed_open(&r->feed, shape, r->host, &dev, err);
+}
+
+mx_status cuda_ring_open(cuda_backend *b, mx_err *err) {
+    if (b->ring) return MX_OK;
+    b->ring = mx_calloc(1, sizeof *b->ring);
+    b->ring->b = b;
+    double t0 = mx_now_s();
+    mx_status st = open_ring(b->ring, &b->ring_shape, err);
+    b->count.ring_open_s += mx_now_s() - t0;
+    if (st != MX_OK) cuda_ring_close(b);
+    return st;
+}
+
+static void add_stats(cuda_ring *r, mx_cuda_counters *c) {
+    mx_feed_stats s;
+    mx_feed_get_stats(r->feed, &s);
+    c->upload_bytes += s.n_bytes;
+    c->upload_read_s += s.read_s;
+    c->upload_wait_s += s.wait_s;
+}
+
+void cuda_ring_count(const cuda_backend *b, mx_cuda_counters *c) {
+    if (b->ring && b->ring->feed) add_stats(b->ring, c);
 }
 
 void cuda_ring_close(cuda_backend *b) {
     cuda_ring *r = b->ring;
     if (!r) return;
-    pthread_mutex_lock(&r->lock);
-    r->stop = true;
-    pthread_cond_broadcast(&r->work);
-    pthread_mutex_unlock(&r->lock);
-    for (int i = 0; i < r->n_readers; i++) pthread_join(r->readers[i], NULL);
+    cuda_ring_count(b, &b->count);
+    mx_feed_close(r->feed);
     cuda_d.cuStreamSynchronize(b->copy);
-    for (int i = 0; i < SLOTS; i++) {
+    for (int i = 0; r->sent && i < r->n_slots; i++) {
         if (r->sent[i]) cuda_d.cuEventDestroy(r->sent[i]);
     }
-    if (r->host) cuda_d.cuMemFreeHost(r->host);
-    pthread_mutex_destroy(&r->lock);
-    pthread_cond_destroy(&r->work);
-    pthread_cond_destroy(&r->ready);
+    if (r->registered) cuda_d.cuMemHostUnregister(r->host);
+    mx_free_large(r->host, r->n_bytes);
+    mx_free(r->sent);
+    mx_free(r->used);
     mx_free(r);
     b->ring = NULL;
 }
 
-static mx_status ring_open(cuda_backend *b, mx_err *err) {
-    cuda_ring *r = mx_calloc(1, sizeof(*r));
-    r->b = b;
-    b->ring = r;
-    pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->work, NULL);
-    pthread_cond_init(&r->ready, NULL);
-    void *p = NULL;
-    CUDA_TRY(cuda_d.cuMemHostAlloc(&p, SLOTS * slot_bytes, CU_MEMHOSTALLOC_PORTABLE), err);
-    r->host = p;
-    for (int i = 0; i < SLOTS; i++) {
-        CUDA_TRY(cuda_d.cuEventCreate(&r->sent[i], CU_EVENT_DISABLE_TIMING), err);
-    }
-    int want = MX_MIN((int)MAX_READERS, MX_MAX(1, mx_cpu_affinity_count() - 1));
-    while (r->n_readers < want && mx_thread_start(&r->readers[r->n_readers], read_pieces, r) == 0) {
-        r->n_readers++;
-    }
-    if (!r->n_readers) return mx_err_set(err, MX_INTERNAL, "no thread for loading");
-    return MX_OK;
+uint64_t cuda_ring_put(cuda_backend *b, const mx_feed_job *job) {
+    return mx_feed_put(b->ring->feed, job);
 }
 
-// True when piece j can only be read after a slot becomes free. Then all pieces before are issued.
-static bool is_full(const cuda_ring *r, uint64_t j) {
-    return r->claimed <= j && r->claimed == r->freed + SLOTS;
-}
-
-// Marks the slots whose transfers have ended; wait: at least one. Called with the lock held.
-static CUresult free_slots(cuda_ring *r, bool wait) {
-    CUresult res = CUDA_SUCCESS;
-    uint64_t before = r->freed;
-    if (wait) {
-        pthread_mutex_unlock(&r->lock);
-        res = cuda_d.cuEventSynchronize(r->sent[before % SLOTS]);
-        pthread_mutex_lock(&r->lock);
-        r->freed = before + 1;
-    }
-    while (r->freed < r->issued && cuda_d.cuEventQuery(r->sent[r->freed % SLOTS]) == CUDA_SUCCESS) {
-        r->freed++;
-    }
-    // one reader a slot: waking all of them for each costs more than the copies
-    for (uint64_t i = before; i < r->freed; i++) pthread_cond_signal(&r->work);
-    return res;
-}
-
-static CUresult send_piece(cuda_ring *r, CUdeviceptr dst, uint64_t j, size_t n) {
-    size_t at = (size_t)(j - r->first) * slot_bytes, m = MX_MIN(slot_bytes, n - at);
-    CUresult res =
-        cuda_d.cuMemcpyHtoDAsync(dst + at, r->host + (j % SLOTS) * slot_bytes, m, r->b->copy);
-    return res == CUDA_SUCCESS ? cuda_d.cuEventRecord(r->sent[j % SLOTS], r->b->copy) : res;
-}
-
-static mx_status ring_copy(cuda_ring *r, CUdeviceptr dst, const void *src, size_t n, mx_err *err) {
-    CUresult res = CUDA_SUCCESS;
-    pthread_mutex_lock(&r->lock);
-    r->src = src;
-    r->n_bytes = n;
-    r->first = r->end;
-    r->end += (n + slot_bytes - 1) / slot_bytes;
-    pthread_cond_broadcast(&r->work);
-    for (uint64_t j = r->first; j < r->end; j++) {
-        while (r->filled[j % SLOTS] != j + 1) {
-            if (is_full(r, j)) {
-                CUresult f = free_slots(r, true);
-                if (res == CUDA_SUCCESS) res = f;
-            } else {
-                pthread_cond_wait(&r->ready, &r->lock);
-            }
-        }
-        pthread_mutex_unlock(&r->lock);
-        if (res == CUDA_SUCCESS) res = send_piece(r, dst, j, n);
-        pthread_mutex_lock(&r->lock);
-        r->issued = j + 1;
-        free_slots(r, false);
-    }
-    pthread_mutex_unlock(&r->lock);
-    return cuda_check(res, err, "upload");
-}
-
-mx_status cuda_copy_in(cuda_backend *b, CUdeviceptr dst, const void *src, size_t n, mx_err *err) {
-    double t0 = mx_now_s();
-    if (n >= (size_t)1 << 20 && b->count.pinned) {
-        if (!b->ring) MX_TRY(ring_open(b, err));
-        MX_TRY(ring_copy(b->ring, dst, src, n, err));
-    } else {
-        CUDA_TRY(cuda_d.cuMemcpyHtoDAsync(dst, src, n, b->copy), err);
-        CUDA_TRY(cuda_d.cuStreamSynchronize(b->copy), err);
-    }
-    b->count.upload_copy_s += mx_now_s() - t0;
-    b->count.upload_bytes += n;
-    return MX_OK;
+mx_status cuda_ring_sent(cuda_backend *b, uint64_t ticket, mx_err *err) {
+    return mx_feed_sent(b->ring->feed, ticket, err);
 }
