@@ -119,8 +119,12 @@ void mx_enc_close(mx_enc *e) {
 }
 
 void mx_enc_set_budgets(mx_enc *e, const mx_budget budgets[MX_PHASES]) {
-    memcpy(e->budget, budgets, sizeof e->budget);
+    mx_enc_next_budgets(e, budgets);
     drop_plans(e);
+}
+
+void mx_enc_next_budgets(mx_enc *e, const mx_budget budgets[MX_PHASES]) {
+    memcpy(e->budget, budgets, sizeof e->budget);
 }
 
 void mx_enc_get_stats(const mx_enc *e, mx_enc_stats *out) {

@@ -20,6 +20,8 @@ typedef struct mx_enc_stats { // since open
 mx_enc *mx_enc_open(mx_backend *b, const mx_budget budgets[MX_PHASES], int32_t plan_cap, bool fuse);
 void mx_enc_close(mx_enc *e);
 void mx_enc_set_budgets(mx_enc *e, const mx_budget budgets[MX_PHASES]); // also drops the plans
+// The same for what is recorded from now on; plans stay.
+void mx_enc_next_budgets(mx_enc *e, const mx_budget budgets[MX_PHASES]);
 void mx_enc_get_stats(const mx_enc *e, mx_enc_stats *out);
 
 // Begins recording a step. facts must stay valid until mx_enc_end.

@@ -24,6 +24,10 @@ typedef struct prof_diff {
     double median, spread;
 } prof_diff;
 prof_diff prof_paired(const prof_series *a, const prof_series *b);
+// Of arms that do the same: the median of their medians, and the greatest difference of two.
+prof_diff prof_null(const double *medians, size_t n);
+// A random order of 0 … n - 1, another one for every round.
+void prof_order(size_t *order, size_t n, uint32_t round);
 
 // ---- profile_rig.c ----
 
@@ -77,6 +81,8 @@ typedef mx_status (*prof_record)(prof_rig *r, void *arg, mx_enc *e, mx_err *err)
 typedef struct prof_arm {
     char name[64];
     mx_enc *enc;
+    bool shared; // enc belongs to another arm
+    mx_budget budgets[MX_PHASES];
     mx_plan *plan;
     mx_step_facts facts;
     bool wait;      // the host waits after every command buffer
@@ -85,6 +91,10 @@ typedef struct prof_arm {
 } prof_arm;
 
 void prof_arm_open(prof_rig *r, prof_arm *a, const mx_budget budgets[MX_PHASES], bool fuse);
+// An arm in the encoder of another one, which is closed after it or with it: temporaries and
+// everything else have the same addresses. Their steps have the same facts, and each records a list
+// of its own (mx_enc_label tells equal ones apart).
+void prof_arm_join(prof_arm *a, const prof_arm *first, const mx_budget budgets[MX_PHASES]);
 void prof_arm_close(prof_arm *a);
 // Records the arm's step for these facts.
 mx_status prof_arm_record(prof_rig *r, prof_arm *a, const mx_step_facts *facts, prof_record record,
@@ -93,8 +103,9 @@ mx_status prof_arm_record(prof_rig *r, prof_arm *a, const mx_step_facts *facts, 
 mx_status prof_arm_step(prof_rig *r, prof_arm *a, bool logits, double *seconds, mx_err *err);
 // Hash of one step's results into a->hash (mixed with what is there).
 mx_status prof_arm_hash(prof_rig *r, prof_arm *a, mx_err *err);
-// rounds times: every arm runs n_steps, with two in flight unless it waits; the order turns.
-// Stops early, without error, when a signal came.
+// rounds times: every arm runs a step that is not timed and n_steps that are, with two in flight
+// unless it waits; every round has an order of its own. Stops early, without error, when a signal
+// came.
 mx_status prof_interleave(prof_rig *r, prof_arm *arms, size_t n, int32_t rounds, int32_t n_steps,
                           mx_err *err);
 // Steps that take about 20 ms on this arm, from 1 to 1000.

@@ -198,10 +198,17 @@ void prof_budgets_of(int32_t ops, int32_t mb, mx_budget out[MX_PHASES]) {
 
 void prof_arm_open(prof_rig *r, prof_arm *a, const mx_budget budgets[MX_PHASES], bool fuse) {
     a->enc = mx_enc_open(r->b, budgets, PLAN_CAP, fuse);
+    memcpy(a->budgets, budgets, sizeof a->budgets);
+}
+
+void prof_arm_join(prof_arm *a, const prof_arm *first, const mx_budget budgets[MX_PHASES]) {
+    a->enc = first->enc;
+    a->shared = true;
+    memcpy(a->budgets, budgets, sizeof a->budgets);
 }
 
 void prof_arm_close(prof_arm *a) {
-    mx_enc_close(a->enc);
+    if (!a->shared) mx_enc_close(a->enc);
     mx_free(a->ms.v);
     *a = (prof_arm){0};
 }
@@ -209,6 +216,7 @@ void prof_arm_close(prof_arm *a) {
 mx_status prof_arm_record(prof_rig *r, prof_arm *a, const mx_step_facts *facts, prof_record record,
                           void *arg, mx_err *err) {
     a->facts = *facts;
+    mx_enc_next_budgets(a->enc, a->budgets);
     mx_enc_begin(a->enc, &a->facts);
     MX_TRY(record(r, arg, a->enc, err));
     return mx_enc_end(a->enc, &a->plan, err);
@@ -268,15 +276,20 @@ static mx_status run_steps(prof_rig *r, prof_arm *a, int32_t n, double *ms, mx_e
 mx_status prof_interleave(prof_rig *r, prof_arm *arms, size_t n, int32_t rounds, int32_t n_steps,
                           mx_err *err) {
     double ms;
-    for (size_t i = 0; i < n; i++) MX_TRY(run_steps(r, &arms[i], 1, &ms, err)); // warm-up
-    for (int32_t k = 0; k < rounds && !cli_interrupted(); k++) {
-        for (size_t i = 0; i < n; i++) {
-            prof_arm *a = &arms[(i + (size_t)k) % n];
-            MX_TRY(run_steps(r, a, n_steps, &ms, err));
-            prof_push(&a->ms, ms);
+    mx_status st = MX_OK;
+    size_t *order = mx_alloc(n * sizeof *order);
+    for (size_t i = 0; i < n && st == MX_OK; i++) st = run_steps(r, &arms[i], 1, &ms, err);
+    for (int32_t k = 0; k < rounds && st == MX_OK && !cli_interrupted(); k++) {
+        prof_order(order, n, (uint32_t)k);
+        for (size_t i = 0; i < n && st == MX_OK; i++) {
+            prof_arm *a = &arms[order[i]];
+            st = run_steps(r, a, 1, &ms, err); // what ran before has left nothing that counts
+            if (st == MX_OK) st = run_steps(r, a, n_steps, &ms, err);
+            if (st == MX_OK) prof_push(&a->ms, ms);
         }
     }
-    return MX_OK;
+    mx_free(order);
+    return st;
 }
 
 mx_status prof_choose_steps(prof_rig *r, prof_arm *a, int32_t *n, mx_err *err) {

@@ -2,6 +2,7 @@
 #include "cli/profile.h"
 
 #include "base/mem.h"
+#include "base/str.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -43,4 +44,22 @@ prof_diff prof_paired(const prof_series *a, const prof_series *b) {
     out.spread = fmax(prof_quantile(&d, 0.75) - out.median, out.median - prof_quantile(&d, 0.25));
     mx_free(d.v);
     return out;
+}
+
+prof_diff prof_null(const double *medians, size_t n) {
+    prof_series s = {0};
+    for (size_t i = 0; i < n; i++) prof_push(&s, medians[i]);
+    prof_diff out = {.median = prof_quantile(&s, 0.5)};
+    out.spread = prof_quantile(&s, 1) - prof_quantile(&s, 0);
+    mx_free(s.v);
+    return out;
+}
+
+void prof_order(size_t *order, size_t n, uint32_t round) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t key[2] = {round, (uint32_t)i};
+        size_t k = (size_t)(mx_hash64(key, sizeof key, 1) % (i + 1));
+        order[i] = order[k];
+        order[k] = i;
+    }
 }

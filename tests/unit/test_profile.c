@@ -36,6 +36,33 @@ static void differences_are_paired(void **state) {
     assert_true(prof_quantile(&(prof_series){0}, 0.5) == 0);
 }
 
+static void null_arms_say_what_a_difference_must_exceed(void **state) {
+    (void)state;
+    double medians[5] = {3, 1, 2.5, 1.5, 2};
+    prof_diff d = prof_null(medians, 5);
+    assert_true(d.median == 2 && d.spread == 2);
+}
+
+// Every order has every arm once; no arm comes after the same one all the time.
+static void orders_are_random(void **state) {
+    (void)state;
+    enum { N = 20, ROUNDS = 30 };
+    int after[N][N] = {{0}};
+    for (uint32_t k = 0; k < ROUNDS; k++) {
+        size_t order[N];
+        bool seen[N] = {false};
+        prof_order(order, N, k);
+        for (size_t i = 0; i < N; i++) {
+            assert_true(order[i] < N && !seen[order[i]]);
+            seen[order[i]] = true;
+            if (i) after[order[i]][order[i - 1]]++;
+        }
+    }
+    for (size_t i = 0; i < N; i++) {
+        for (size_t k = 0; k < N; k++) assert_true(after[i][k] < ROUNDS / 3);
+    }
+}
+
 typedef struct fixture {
     cli_options o;
     prof_rig r;
@@ -105,6 +132,60 @@ static void budgets_change_counts_only(void **state) {
     prof_rig_close(&f.r);
 }
 
+typedef struct labelled {
+    mx_tensor table;
+    int16_t label;
+} labelled;
+
+static mx_status record_labelled(prof_rig *r, void *arg, mx_enc *e, mx_err *err) {
+    const labelled *l = arg;
+    (void)r;
+    (void)err;
+    mx_enc_label(e, l->label, MX_ROLE_OTHER);
+    mx_tid x = mx_nn_embed(e, &l->table, 1), y = x;
+    for (int i = 0; i < 30; i++) y = mx_nn_add(e, y, x);
+    return MX_OK;
+}
+
+// Arms of one encoder: plans of their own, cut as each wants it, with all temporaries in the same
+// places of the same arena.
+static void joined_arms_have_the_same_addresses(void **state) {
+    (void)state;
+    fixture f;
+    open_model(&f, "synthetic:tiny-q8_0");
+    labelled l = {0};
+    float values[64 * 64] = {0};
+    mx_wview v = {.fmt = mx_wfmt_of(MX_F32), .n_rows = 64, .n_cols = 64, .data = values};
+    mx_err err = {0};
+    assert_int_equal(f.r.b->ops->upload(f.r.b, &l.table, &v, &err), MX_OK);
+    prof_arm first, a[3] = {{{0}}};
+    make_arm(&f, &first, 0, true, record_labelled, &l);
+    for (int i = 0; i < 3; i++) {
+        mx_budget budgets[MX_PHASES];
+        l.label = (int16_t)(i + 1);
+        prof_budgets_of(i ? 10 : 0, 0, budgets);
+        prof_arm_join(&a[i], &first, budgets);
+        if (prof_arm_record(&f.r, &a[i], &f.facts, record_labelled, &l, &err) != MX_OK) {
+            fail_msg("%s", err.msg);
+        }
+        assert_ptr_equal(a[i].enc, first.enc);
+        assert_ptr_not_equal(a[i].plan, i ? a[i - 1].plan : first.plan);
+        assert_int_equal(a[i].plan->n_segs, i ? 3 : 1);
+        assert_int_equal(a[i].plan->n_tensors, first.plan->n_tensors);
+        for (int32_t t = 0; t < first.plan->n_tensors; t++) {
+            assert_int_equal(a[i].plan->tensors[t].offset, first.plan->tensors[t].offset);
+        }
+    }
+    mx_enc_stats s;
+    mx_enc_get_stats(first.enc, &s);
+    assert_int_equal(s.plans_made, 4); // and none was dropped for another
+    assert_int_equal(s.plan_evictions, 0);
+    for (int i = 0; i < 3; i++) prof_arm_close(&a[i]);
+    prof_arm_close(&first);
+    f.r.b->ops->free(f.r.b, l.table.buf);
+    prof_rig_close(&f.r);
+}
+
 static void check_part(fixture *f, const prof_list *list, const prof_arm *base, prof_part part) {
     prof_cost cost = prof_part_cost(base->plan, part, -1, &f->facts);
     for (int32_t k = 1; k <= 2 && cost.n_ops > 0; k++) {
@@ -170,7 +251,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slopes_come_from_times),
         cmocka_unit_test(differences_are_paired),
+        cmocka_unit_test(null_arms_say_what_a_difference_must_exceed),
+        cmocka_unit_test(orders_are_random),
         cmocka_unit_test(budgets_change_counts_only),
+        cmocka_unit_test(joined_arms_have_the_same_addresses),
         cmocka_unit_test(repeats_do_not_change_the_step),
         cmocka_unit_test(costs_add_up),
     };
