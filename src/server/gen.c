@@ -10,6 +10,8 @@
 
 #include <stdio.h>
 
+enum { MAX_ANSWERS = 256 };
+
 // ---- Life ----
 
 gen *gen_new(srv_req *q, api_kind api) {
@@ -122,13 +124,22 @@ static void count_rejected(srv *s, int status) {
     pthread_mutex_unlock(&s->lock);
 }
 
+// One request may not be thousands.
+static bool check_answers(gen *g) {
+    if ((int64_t)g->n_jobs * g->o.n <= MAX_ANSWERS) return true;
+    req_error(g->q, 400, "invalid_value", "n",
+              "n: %d prompts and %d answers to each are more than %d", g->n_jobs, g->o.n,
+              MAX_ANSWERS);
+    return false;
+}
+
 bool gen_start(gen *g) {
     srv_req *q = g->q;
     mlxcel_error err = {0};
     if (g->timeout_s <= 0 || g->timeout_s > q->s->c->timeout_s) {
         g->timeout_s = q->s->c->timeout_s > 0 ? q->s->c->timeout_s : g->timeout_s;
     }
-    bool ok = read_priority(g);
+    bool ok = check_answers(g) && read_priority(g);
     for (int32_t i = 0; ok && i < g->n_jobs; i++) {
         gen_job *j = &g->jobs[i];
         j->choices = mx_calloc((size_t)g->o.n, sizeof *j->choices);

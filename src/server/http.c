@@ -18,7 +18,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { SLOW_BODY = 64 << 10 }; // bytes: longer ones are read by the slow lane
+enum {
+    SLOW_BODY = 64 << 10, // bytes: longer ones are read by the slow lane
+    BODIES_AT_ONCE = 8    // of the greatest size, or more that are smaller
+};
 
 // ---- Answers ----
 
@@ -336,7 +339,12 @@ static enum MHD_Result take_body(srv_req *q, const char *data, size_t *n) {
     conn_took(q, *n);
     bool wanted = q->route && q->verdict == 200;
     if (q->body.n + *n > (size_t)q->s->c->max_body) q->too_large = true;
-    if (wanted && !q->too_large)
+    if (wanted && !q->too_large && !q->no_room) {
+        q->n_counted += *n;
+        size_t all = atomic_fetch_add(&q->s->body_bytes, *n) + *n;
+        q->no_room = all > BODIES_AT_ONCE * (size_t)q->s->c->max_body;
+    }
+    if (wanted && !q->too_large && !q->no_room)
         mx_buf_add(&q->body, data, *n);
     else
         q->n_dropped += *n;
@@ -363,6 +371,8 @@ static bool refused(srv_req *q) {
         refuse_path(q);
     else if (q->too_large)
         req_error(q, 413, NULL, NULL, "Request body too large.");
+    else if (q->no_room)
+        req_error(q, 503, "server_busy", NULL, "too many long requests at once");
     else if ((flags & ROUTE_ENGINE) && !atomic_load(&q->s->ready))
         req_error(q, 503, NULL, NULL, "Loading model");
     else if ((flags & ROUTE_GEN) && atomic_load(&q->s->stopping))
@@ -460,6 +470,7 @@ static void on_completed(void *cls, struct MHD_Connection *conn, void **state,
     if (q->gen) metrics_done(q->s, q->gen);
     req_log(q);
     if (q->kept) MHD_destroy_response(q->kept);
+    atomic_fetch_sub(&q->s->body_bytes, q->n_counted);
     gen_free(q->gen);
     json_decref(q->json);
     mx_buf_free(&q->body);

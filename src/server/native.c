@@ -136,9 +136,10 @@ static bool read_native(gen *g) {
         }
         g->timeout_s = json_number_value(t) * 1e-3;
     }
-    if (f && !json_is_null(f) && !json_is_array(f)) {
-        return bad(g->q, "response_fields", "response_fields: expected an array of names");
-    }
+    bool names = !f || json_is_null(f) || json_is_array(f);
+    for (size_t i = 0; i < json_array_size(f); i++)
+        names = names && json_is_string(json_array_get(f, i));
+    if (!names) return bad(g->q, "response_fields", "response_fields: expected an array of names");
     return true;
 }
 
@@ -432,12 +433,12 @@ void handle_template(srv_req *q) {
     static const char *const names[] = {
         "messages",      "tools", "documents", "add_generation_prompt", "chat_template_kwargs",
         "chat_template", "model", NULL};
-    if (!only_fields(q, names)) return;
+    if (!only_fields(q, names) || !template_fields(q)) return;
+    json_t *own = json_object_get(q->json, "chat_template_kwargs");
+    const json_t *tools = json_object_get(q->json, "tools");
     json_t *kwargs = json_object();
     if (q->s->template_kwargs) json_object_update(kwargs, q->s->template_kwargs);
-    json_t *own = json_object_get(q->json, "chat_template_kwargs");
     if (json_is_object(own)) json_object_update(kwargs, own);
-    const json_t *tools = json_object_get(q->json, "tools");
     json_t *r = chat_template_request(q, json_array_size(tools) ? tools : NULL, kwargs);
     char *text = json_dumps(r, JSON_COMPACT), *prompt = NULL;
     json_decref(r);

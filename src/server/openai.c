@@ -14,6 +14,26 @@ static bool bad(srv_req *q, const char *param, const char *why) {
     return false;
 }
 
+bool template_fields(srv_req *q) {
+    static const struct {
+        const char *name, *expected;
+        json_type type;
+    } fields[] = {{"tools", "an array", JSON_ARRAY},
+                  {"documents", "an array", JSON_ARRAY},
+                  {"chat_template_kwargs", "an object", JSON_OBJECT},
+                  {"chat_template", "a text", JSON_STRING},
+                  {"add_generation_prompt", "true or false", JSON_TRUE}};
+    for (size_t i = 0; i < MX_COUNT(fields); i++) {
+        const json_t *v = json_object_get(q->json, fields[i].name);
+        if (!v || json_is_null(v) || json_typeof(v) == fields[i].type) continue;
+        if (fields[i].type == JSON_TRUE && json_is_false(v)) continue;
+        req_error(q, 400, "invalid_value", fields[i].name, "%s: expected %s", fields[i].name,
+                  fields[i].expected);
+        return false;
+    }
+    return true;
+}
+
 static bool check_messages(srv_req *q) {
     static const char *const roles[] = {"system", "user",      "assistant",
                                         "tool",   "developer", "function"};
@@ -56,7 +76,6 @@ static bool check_tools(gen *g) {
         return bad(q, "tool_choice", "tool_choice: expected auto or none");
     }
     if (!tools || json_is_null(tools)) return true;
-    if (!json_is_array(tools)) return bad(q, "tools", "tools: expected an array");
     json_array_foreach(tools, i, item) {
         const char *type = json_string_value(json_object_get(item, "type"));
         const json_t *f = json_object_get(item, "function");
@@ -81,10 +100,7 @@ static bool merge_kwargs(gen *g, json_t *out) {
         json_object_set(out, "reasoning_effort", effort);
     else if (effort && !json_is_null(effort))
         return bad(q, "reasoning_effort", "reasoning_effort: expected a text");
-    if (json_is_object(own))
-        json_object_update(out, own);
-    else if (own && !json_is_null(own))
-        return bad(q, "chat_template_kwargs", "chat_template_kwargs: expected an object");
+    if (json_is_object(own)) json_object_update(out, own);
     return true;
 }
 
@@ -161,8 +177,9 @@ static bool make_chat_prompt(gen *g, json_t *kwargs) {
 }
 
 static bool read_chat(gen *g, json_t *kwargs) {
-    return opts_read(&g->o, g->q, API_CHAT) && check_messages(g->q) && check_tools(g) &&
-           check_reasoning_format(g) && merge_kwargs(g, kwargs) && make_chat_prompt(g, kwargs);
+    return opts_read(&g->o, g->q, API_CHAT) && template_fields(g->q) && check_messages(g->q) &&
+           check_tools(g) && check_reasoning_format(g) && merge_kwargs(g, kwargs) &&
+           make_chat_prompt(g, kwargs);
 }
 
 void handle_chat(srv_req *q) {

@@ -71,6 +71,7 @@ struct srv {
     bool lane_stop;
     pthread_cond_t lane_wake;
     pthread_t lane;
+    atomic_size_t body_bytes; // of all requests together
     srv_conn *conns;
     int32_t n_conns;
     int wake_fd, epoll_fd; // watcher
@@ -99,6 +100,8 @@ struct srv_req {
     const char *arg;  // rest of the path of a ROUTE_PREFIX
     char *uri;        // as sent
     const char *path; // of it, decoded; the library's
+    size_t n_counted; // in srv.body_bytes
+    bool no_room;     // bodies of other requests take all that may be taken
     size_t n_dropped; // of a body that is too large
     char id[48];      // of X-Request-Id
     double started_s;
@@ -355,6 +358,8 @@ void live_timings(const gen_choice *c, mx_buf *out);       // the pair, when eve
 void sampling_json(mx_buf *out, const mlxcel_sampling *s); // pairs, without the braces
 void probs_add(gen_choice *c, const mlxcel_token *t);      // into c->probs, c->values, ...
 
+// The types of the fields that templates see; false: answered.
+bool template_fields(srv_req *q);
 // {"messages":..., "tools":..., ...} for mlxcel_apply_template, from a request's body.
 json_t *chat_template_request(srv_req *q, const json_t *tools, json_t *kwargs);
 

@@ -11,7 +11,7 @@ static int set_up(void **state) {
     static const script scripts[] = {{'A', "Hello " SCRIPT_CUT "world!"}};
     (void)state;
     return serve_scripts(scripts, MX_COUNT(scripts), 256, "{{ messages[0].content }}",
-                         "--max-body 64K --idle-timeout 1");
+                         "--max-body 64K --idle-timeout 30");
 }
 
 static void still_serves(void) {
@@ -136,8 +136,8 @@ static void an_address_with_a_host_is_a_path(void **state) {
 }
 
 // Sends a byte every tenth of a second; the seconds until the server closes.
-static double drip(const char *first, const char *drops) {
-    int fd = dial(S);
+static double drip(const server *s, const char *first, const char *drops) {
+    int fd = dial(s);
     assert_true(fd >= 0);
     double t = mx_now_s();
     send_all(fd, first, strlen(first));
@@ -155,12 +155,14 @@ static void slow_requests_lose_the_connection(void **state) {
     (void)state;
     static const char *const heads[] = {
         "GET /health", GET_HEAD "X: ", POST_HEAD "Content-Length: 60000\r\n\r\n{\"content\":\""};
+    server slow = {0};
+    server_start(&slow, dir, model, "--idle-timeout 1");
     for (size_t i = 0; i < MX_COUNT(heads); i++) {
-        double s = drip(heads[i], "a");
+        double s = drip(&slow, heads[i], "a");
         if (s < IDLE_S * 0.9 || s > 10 * MX_TEST_SLOW)
             fail_msg("%s: closed after %g s", heads[i], s);
     }
-    still_serves();
+    server_stop(&slow);
 }
 
 // A body that has no end is not read for ever.
@@ -291,6 +293,131 @@ static void slow_requests_stall_nobody(void **state) {
     close(fd);
 }
 
+// Sends long bodies from all clients but for the last byte, waits, and sends that. How many of them
+// were told that there is no room.
+static int send_long_bodies(const char *body, size_t n, double wait_s) {
+    enum { CLIENTS = 12 };
+    int fds[CLIENTS], busy = 0;
+    for (int i = 0; i < CLIENTS; i++) {
+        fds[i] = dial(S);
+        char head[256];
+        int k = snprintf(head, sizeof head,
+                         POST_HEAD "Connection: close\r\nContent-Length: %zu\r\n\r\n", n);
+        send_all(fds[i], head, (size_t)k);
+        send_all(fds[i], body, n - 1);
+    }
+    mx_sleep_s(wait_s);
+    for (int i = 0; i < CLIENTS; i++) send_all(fds[i], body + n - 1, 1);
+    for (int i = 0; i < CLIENTS; i++) {
+        reply r = read_reply(fds[i]);
+        assert_true(r.status == 200 || r.status == 503);
+        busy += r.status == 503;
+        if (r.status == 503) assert_string_equal(reply_header(&r, "Retry-After"), "1");
+        reply_free(&r);
+        close(fds[i]);
+    }
+    assert_true(busy < CLIENTS);
+    return busy;
+}
+
+// Bodies of many requests together are bounded.
+static void many_long_bodies(void **state) {
+    (void)state;
+    static char body[60001];
+    memset(body, ' ', sizeof body - 1);
+    memcpy(body, "{\"content\":\"abc\"}", 17);
+    double wait_s = 0.1;
+    while (send_long_bodies(body, sizeof body - 1, wait_s) == 0) {
+        wait_s *= 2; // they had not arrived all
+        assert_true(wait_s < 10);
+    }
+    json_decref(post_json(S, "/tokenize", body, 200)); // the room is free again
+}
+
+// One thread serves connections, and is not held up by a request that is slow to read.
+static void slow_requests_stall_nobody(void **state) {
+    (void)state;
+    server s = {0};
+    server_start(&s, dir, model, "--threads-http 1");
+    static const char slow[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],\"chat_template\":\""
+        "{% for i in range(3000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}done\"}";
+    int fds[3];
+    for (int i = 0; i < 3; i++) {
+        fds[i] = dial(&s);
+        send_request(fds[i], "POST", "/apply-template", NULL, slow, sizeof slow - 1);
+    }
+    mx_sleep_s(0.05);
+    for (int i = 0; i < 3; i++) {
+        json_t *v = post_json(&s, "/v1/completions", "{\"prompt\":\"xA\",\"temperature\":0}", 200);
+        json_decref(v);
+    }
+    struct pollfd last = {fds[2], POLLIN, 0};
+    assert_int_equal(poll(&last, 1, 0), 0); // it has not ended yet
+    for (int i = 0; i < 3; i++) {
+        json_t *v = json_of(read_reply(fds[i]), 200, "a slow template");
+        assert_string_equal(text_at(v, "prompt"), "done");
+        json_decref(v);
+        close(fds[i]);
+    }
+    // a long body goes the same way, and may generate, stream, or be wrong
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    for (int kind = 0; kind < 3; kind++) {
+        mx_buf_clear(&b);
+        mx_buf_printf(&b, "{\"prompt\":\"xA\",\"temperature\":0,\"stream\":%s,\"%s\":\"",
+                      kind == 1 ? "true" : "false", kind == 2 ? "wrong" : "user");
+        for (int i = 0; i < 100000; i++) mx_buf_putc(&b, 'u');
+        mx_buf_puts(&b, "\"}");
+        reply r = post(&s, "/v1/completions", b.data);
+        assert_int_equal(r.status, kind == 2 ? 400 : 200);
+        assert_true(r.whole);
+        assert_non_null(strstr(r.body.data, kind == 2   ? "wrong"
+                                            : kind == 1 ? "[DONE]"
+                                                        : "Hello world!"));
+        reply_free(&r);
+    }
+    mx_buf_free(&b);
+    // ending while one is read
+    int fd = dial(&s);
+    send_request(fd, "POST", "/apply-template", NULL, slow, sizeof slow - 1);
+    mx_sleep_s(0.05);
+    server_stop(&s);
+    close(fd);
+}
+
+// Bodies of many requests together are bounded; who comes too late is told so, and others are not
+// in the way.
+static void many_long_bodies(void **state) {
+    (void)state;
+    enum { CLIENTS = 12, BODY = 60000 };
+    static char body[BODY + 1];
+    memset(body, ' ', BODY);
+    memcpy(body, "{\"content\":\"abc\"}", 17);
+    int fds[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++) { // all but the last byte
+        fds[i] = dial(S);
+        char head[256];
+        int n = snprintf(head, sizeof head,
+                         POST_HEAD "Connection: close\r\nContent-Length: %d\r\n\r\n", BODY);
+        send_all(fds[i], head, (size_t)n);
+        send_all(fds[i], body, BODY - 1);
+    }
+    mx_sleep_s(0.5); // they arrive
+    int busy = 0;
+    for (int i = 0; i < CLIENTS; i++) send_all(fds[i], " ", 1);
+    for (int i = 0; i < CLIENTS; i++) {
+        reply r = read_reply(fds[i]);
+        assert_true(r.status == 200 || r.status == 503);
+        busy += r.status == 503;
+        if (r.status == 503) assert_string_equal(reply_header(&r, "Retry-After"), "1");
+        reply_free(&r);
+        close(fds[i]);
+    }
+    assert_true(busy > 0 && busy < CLIENTS);
+    json_decref(post_json(S, "/tokenize", body, 200)); // the room is free again
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(malformed_heads_are_refused),
@@ -300,6 +427,7 @@ int main(void) {
         cmocka_unit_test(slow_requests_lose_the_connection),
         cmocka_unit_test(a_body_without_end),
         cmocka_unit_test(a_crowd_of_idle_connections),
+        cmocka_unit_test(many_long_bodies),
         cmocka_unit_test(slow_requests_stall_nobody),
         cmocka_unit_test(pipelined_requests_are_answered_in_order),
     };

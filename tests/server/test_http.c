@@ -837,6 +837,36 @@ static void long_stop_texts(void **state) {
     mx_buf_free(&b);
 }
 
+static void what_templates_see_has_types(void **state) {
+    (void)state;
+    static const char *const wrong[] = {"\"tools\":{}", "\"documents\":{}",
+                                        "\"chat_template_kwargs\":[]", "\"tools\":\"x\"",
+                                        "\"documents\":[1],\"add_generation_prompt\":1"};
+    for (size_t i = 0; i < MX_COUNT(wrong); i++) {
+        char body[256];
+        snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],%s}",
+                 wrong[i]);
+        json_t *v = post_json(S, "/v1/chat/completions", body, 400);
+        assert_non_null(strstr(wrong[i], text_at(v, "error/param")));
+        json_decref(v);
+        json_decref(post_json(S, "/apply-template", body, 400));
+    }
+    json_decref(post_json(S, "/completion", "{\"prompt\":\"xA\",\"response_fields\":[1]}", 400));
+    json_decref(post_json(S, "/apply-template", "{\"messages\":[],\"chat_template\":1}", 400));
+}
+
+// Many prompts, many answers to each: not both.
+static void answers_are_bounded(void **state) {
+    (void)state;
+    json_t *v = post_json(S, "/v1/completions",
+                          "{\"prompt\":[\"xA\",\"xA\",\"xA\"],\"n\":86,\"max_tokens\":1}", 400);
+    assert_string_equal(text_at(v, "error/param"), "n");
+    json_decref(v);
+    v = post_json(S, "/v1/completions", "{\"prompt\":\"xA\",\"n\":128,\"max_tokens\":1}", 200);
+    assert_int_equal(json_array_size(at(v, "choices")), 128);
+    json_decref(v);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(routes_answer),
@@ -866,6 +896,8 @@ int main(void) {
         cmocka_unit_test(tokens_are_counted),
         cmocka_unit_test(metrics_have_their_names),
         cmocka_unit_test(long_stop_texts),
+        cmocka_unit_test(what_templates_see_has_types),
+        cmocka_unit_test(answers_are_bounded),
         cmocka_unit_test(defaults_of_the_model),
         cmocka_unit_test(a_small_stack_limit),
     };
