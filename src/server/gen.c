@@ -1,6 +1,9 @@
 // A generation: the prompts of one HTTP request, their engine requests, their choices. State: one
 // gen, owned by its srv_req and touched by the HTTP thread of the connection only.
 //
+// Of many prompts no more are the engine's at a time than it has places: the queue is for
+// everybody.
+//
 // Text passes through two parsers on its way to the answer: reasoning, then tool calls. Streams
 // send what the parsers release, whole answers keep it; both see the same pieces in the same order.
 #include "server/server_int.h"
@@ -83,7 +86,10 @@ static void fill_params(gen *g, const gen_job *j, mlxcel_request_params *p) {
     p->cache_prompt = g->o.cache_prompt;
     p->cache_salt = g->o.cache_salt;
     p->priority = g->priority;
-    p->timeout_s = g->timeout_s;
+    // all prompts have one time limit
+    if (g->timeout_s > 0) {
+        p->timeout_s = MX_MAX(g->timeout_s - (mx_now_s() - g->started_s), 1e-3);
+    }
     p->notify = req_wake;
     p->user = g->q;
 }
@@ -102,7 +108,31 @@ static int submit(gen *g, gen_job *j, mlxcel_error *err) {
         p.n_choices = 1;
         st = mlxcel_submit(e, &p, &j->score, err);
     }
+    if (st != 0) {
+        mlxcel_request_free(j->run);
+        j->run = NULL;
+    }
     return st;
+}
+
+static int32_t count_open(const gen *g) {
+    int32_t open = 0;
+    for (int32_t i = 0; i < g->n_submitted; i++) {
+        open += !g->jobs[i].score_done || !g->jobs[i].run_done;
+    }
+    return open;
+}
+
+static int submit_more(gen *g, mlxcel_error *err) {
+    int32_t open = count_open(g);
+    while (g->n_submitted < g->n_jobs && open < g->q->s->info.max_batch) {
+        int st = submit(g, &g->jobs[g->n_submitted], err);
+        if (st == MX_BUSY && open > 0) break; // again when one of the others has ended
+        if (st != 0) return st;
+        g->n_submitted++;
+        open++;
+    }
+    return 0;
 }
 
 static bool read_priority(gen *g) {
@@ -139,6 +169,7 @@ bool gen_start(gen *g) {
     if (g->timeout_s <= 0 || g->timeout_s > q->s->c->timeout_s) {
         g->timeout_s = q->s->c->timeout_s > 0 ? q->s->c->timeout_s : g->timeout_s;
     }
+    g->started_s = mx_now_s();
     bool ok = check_answers(g) && read_priority(g);
     for (int32_t i = 0; ok && i < g->n_jobs; i++) {
         gen_job *j = &g->jobs[i];
@@ -146,9 +177,8 @@ bool gen_start(gen *g) {
         for (int32_t k = 0; k < g->o.n; k++) {
             init_choice(g, j, &j->choices[k], i * g->o.n + k);
         }
-        ok = submit(g, j, &err) == 0;
     }
-    if (ok) {
+    if (ok && submit_more(g, &err) == 0) {
         pthread_mutex_lock(&q->s->lock);
         q->s->m.seqs_started += (uint64_t)g->n_jobs * (uint64_t)g->o.n;
         pthread_mutex_unlock(&q->s->lock);
@@ -356,13 +386,19 @@ static void pump_run(gen *g, gen_job *j) {
 }
 
 void gen_pump(gen *g) {
-    bool done = true;
-    for (int32_t i = 0; i < g->n_jobs && !g->done; i++) {
+    bool done = g->n_submitted == g->n_jobs;
+    for (int32_t i = 0; i < g->n_submitted && !g->done; i++) {
         gen_job *j = &g->jobs[i];
         pump_score(g, j);
         if (j->score_done) pump_run(g, j);
         done = done && j->score_done && j->run_done;
     }
+    mlxcel_error err = {0};
+    if (g->error.status == 0 && submit_more(g, &err) != 0) {
+        g->error = err;
+        gen_cancel(g);
+    }
+    if (g->error.status != 0) done = count_open(g) == 0; // the rest is not wanted any more
     if (done) g->done = true;
 }
 

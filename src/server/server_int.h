@@ -314,7 +314,8 @@ struct gen {
     api_kind api;
     gen_opts o;
     gen_job *jobs;
-    int32_t n_jobs;
+    int32_t n_jobs, n_submitted; // the first n_submitted jobs are the engine's
+    double started_s;
     bool is_list; // native: answers are an array
     char id[48];
     long long created;

@@ -327,6 +327,21 @@ static void malformed_bodies_are_400(void **state) {
     a_chat(NULL); // as healthy as before
 }
 
+static void fields_of_templates_have_types(void **state) {
+    (void)state;
+    static const char *const of_template[] = {"\"tools\":5", "\"documents\":\"x\"",
+                                              "\"add_generation_prompt\":1",
+                                              "\"chat_template_kwargs\":[]"};
+    static const char *const readers[] = {"/apply-template", "/v1/chat/completions",
+                                          "/v1/chat/completions/input_tokens"};
+    for (size_t i = 0; i < MX_COUNT(of_template) * MX_COUNT(readers); i++) {
+        char body[200];
+        snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],%s}",
+                 of_template[i / MX_COUNT(readers)]);
+        expect_refusal(readers[i % MX_COUNT(readers)], body, strlen(body));
+    }
+}
+
 static void null_is_absent(void **state) {
     (void)state;
     json_decref(
@@ -404,8 +419,6 @@ static void the_edge_of_the_context(void **state) {
         assert_string_equal(text_at(v, "choices/0/finish_reason"), "length");
         assert_int_equal(int_at(v, "usage/completion_tokens"), spare[i]);
         json_decref(v);
-        snprintf(body, sizeof body, "{\"prompt\":[\"%s\",\"%s\",\"%s\",\"%s\"]}", text, text, text,
-                 text);
     }
     char text[300] = "", body[400];
     memset(text, 'b', 256);
@@ -878,6 +891,7 @@ int main(void) {
         cmocka_unit_test(log_probabilities),
         cmocka_unit_test(tokens_and_templates),
         cmocka_unit_test(malformed_bodies_are_400),
+        cmocka_unit_test(fields_of_templates_have_types),
         cmocka_unit_test(null_is_absent),
         cmocka_unit_test(bodies_have_limits),
         cmocka_unit_test(lengths),

@@ -223,6 +223,28 @@ static void expected_text(const char *set, char *out, size_t cap, bool *found) {
     json_decref(v);
 }
 
+// llama-server's form, whole and as a stream.
+static void native_stop(const char *set, const char *want, bool found) {
+    for (int stream = 0; stream < 2; stream++) {
+        char body[512];
+        snprintf(body, sizeof body, "{\"prompt\":\"A\",\"stop\":[%s],\"stream\":%s}",
+                 set[0] == '[' ? strndupa(set + 1, strlen(set) - 2) : set,
+                 stream ? "true" : "false");
+        json_t *events = stream ? post_stream(S, "/completion", body)
+                                : json_pack("[o]", post_json(S, "/completion", body, 200));
+        mx_buf text;
+        mx_buf_init(&text, 0);
+        size_t i;
+        json_t *e;
+        json_array_foreach(events, i, e) add_text(&text, at(e, "content"));
+        assert_string_equal(text_of(&text), want);
+        const json_t *last = json_array_get(events, json_array_size(events) - 1);
+        assert_string_equal(text_at(last, "stop_type"), found ? "word" : "eos");
+        mx_buf_free(&text);
+        json_decref(events);
+    }
+}
+
 static void stop_texts(void **state) {
     (void)state;
     for (size_t i = 0; i < MX_COUNT(stop_sets); i++) {
@@ -244,6 +266,7 @@ static void stop_texts(void **state) {
         assert_string_equal(text_of(&a.content), want);
         assert_string_equal(a.finish, found ? "stop" : "length");
         answer_free(&a);
+        native_stop(stop_sets[i], want, found);
     }
 }
 
