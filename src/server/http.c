@@ -335,15 +335,22 @@ static enum MHD_Result begin(srv_req *q, const char *method, const char *url, co
     return MHD_YES;
 }
 
+// One that finds no room gives back what it took, so that others can end.
+static void count_body(srv_req *q, size_t n) {
+    q->n_counted += n;
+    size_t all = atomic_fetch_add(&q->s->body_bytes, n) + n;
+    if (all <= BODIES_AT_ONCE * (size_t)q->s->c->max_body) return;
+    q->no_room = true;
+    atomic_fetch_sub(&q->s->body_bytes, q->n_counted);
+    q->n_counted = 0;
+    mx_buf_free(&q->body);
+}
+
 static enum MHD_Result take_body(srv_req *q, const char *data, size_t *n) {
     conn_took(q, *n);
     bool wanted = q->route && q->verdict == 200;
     if (q->body.n + *n > (size_t)q->s->c->max_body) q->too_large = true;
-    if (wanted && !q->too_large && !q->no_room) {
-        q->n_counted += *n;
-        size_t all = atomic_fetch_add(&q->s->body_bytes, *n) + *n;
-        q->no_room = all > BODIES_AT_ONCE * (size_t)q->s->c->max_body;
-    }
+    if (wanted && !q->too_large && !q->no_room) count_body(q, *n);
     if (wanted && !q->too_large && !q->no_room)
         mx_buf_add(&q->body, data, *n);
     else
