@@ -168,7 +168,8 @@ typedef struct mlxcel_request_params {
     const char *cache_salt; // prefixes are shared within one salt only; NULL is one too
     mlxcel_priority priority;
     double timeout_s; // 0: none
-    // Called on the engine thread when an event was queued; must not block nor call the engine.
+    // Called on the engine thread when an event was queued; must not block nor call the engine, but
+    // for mlxcel_cancel of another request.
     void (*notify)(void *user);
     void *user;
 } mlxcel_request_params;

@@ -6,6 +6,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 // cmocka.h needs the two above and stdio, stdlib
 #include <cmocka.h>
 
@@ -350,6 +351,93 @@ static void cancel_frees_what_it_held(void **state) {
     mlxcel_close(e);
 }
 
+// A request that decodes counts the steps; in one of them it cancels another.
+typedef struct pacer {
+    int steps;
+    int at; // the step in which it cancelled, 0: not yet
+    _Atomic(mlxcel_request *) victim;
+} pacer;
+
+static void on_pace(void *user) {
+    pacer *p = user;
+    p->steps++;
+    mlxcel_request *victim = p->victim;
+    if (!victim || p->at) return;
+    mlxcel_cancel(victim);
+    p->at = p->steps;
+}
+
+typedef struct victim {
+    const pacer *pace;
+    int ended; // the step of its last event
+} victim;
+
+static void on_victim(void *user) {
+    victim *v = user;
+    v->ended = v->pace->steps;
+}
+
+static mlxcel_request *submit_notify(mlxcel_engine *e, const int32_t *ids, size_t n,
+                                     void (*notify)(void *), void *user) {
+    mlxcel_request_params p;
+    mlxcel_request_params_init(&p);
+    p.ids = ids;
+    p.n_ids = n;
+    p.run_past_end = true;
+    p.notify = notify;
+    p.user = user;
+    mlxcel_request *r = NULL;
+    mlxcel_error err = {0};
+    if (mlxcel_submit(e, &p, &r, &err) != 0) fail_msg("submit: %s", err.message);
+    return r;
+}
+
+static void wait_kind(mlxcel_request *r, mlxcel_event_kind kind) {
+    mlxcel_event ev;
+    do {
+        assert_true(mlxcel_next_event(r, 60, &ev));
+    } while (ev.kind != kind);
+}
+
+typedef enum stage { QUEUED, PREFILLING, DECODING } stage;
+
+static void cancel_in(stage g, const int32_t *ids, size_t n_long) {
+    mlxcel_params p = {
+        .max_batch = g == QUEUED ? 1 : 2, .ctx_size = 32768, .prefill_chunk = 64, .n_threads = 1};
+    p.kv_storage = "paged";
+    mlxcel_engine *e = open_engine(&p);
+    pacer pace = {0};
+    victim v = {.pace = &pace};
+    mlxcel_request *r = submit_notify(e, ids, 16, on_pace, &pace);
+    wait_kind(r, MLXCEL_EVENT_TEXT);
+    mlxcel_request *other = submit_notify(e, ids, g == PREFILLING ? n_long : 16, on_victim, &v);
+    if (g != QUEUED) wait_kind(other, g == PREFILLING ? MLXCEL_EVENT_PROMPT : MLXCEL_EVENT_TEXT);
+    pace.victim = other;
+    result got = collect(other); // frees it
+    assert_int_equal(got.finish, MLXCEL_FINISH_CANCEL);
+    mlxcel_stats s;
+    mlxcel_get_stats(e, &s);
+    mlxcel_request *next = submit_notify(e, ids, 16, NULL, NULL);
+    if (g != QUEUED) wait_kind(next, MLXCEL_EVENT_TEXT); // its place is free
+    assert_true(s.n_running == 1 && s.n_queued == 0);
+    mlxcel_request_free(next);
+    mlxcel_cancel(r);
+    collect(r);
+    assert_true(pace.at > 0 && v.ended - pace.at <= 1);
+    mlxcel_get_stats(e, &s);
+    assert_int_equal(s.kv_pages, s.kv_pages_free);
+    mlxcel_close(e);
+}
+
+static void a_cancelled_request_is_gone_within_a_step(void **state) {
+    (void)state;
+    enum { LONG = 20000 };
+    int32_t *ids = mx_alloc(LONG * sizeof *ids);
+    make_prompt(ids, LONG, 31);
+    for (int g = QUEUED; g <= DECODING; g++) cancel_in((stage)g, ids, LONG);
+    mx_free(ids);
+}
+
 static void bad_requests_are_refused_by_name(void **state) {
     (void)state;
     mlxcel_params p = {.ctx_size = 64, .max_queue = 2};
@@ -488,6 +576,7 @@ int main(void) {
         cmocka_unit_test(a_cache_hit_changes_nothing),
         cmocka_unit_test(the_cache_keeps_below_its_cap),
         cmocka_unit_test(cancel_frees_what_it_held),
+        cmocka_unit_test(a_cancelled_request_is_gone_within_a_step),
         cmocka_unit_test(bad_requests_are_refused_by_name),
         cmocka_unit_test(a_full_queue_is_busy),
         cmocka_unit_test(choices_differ_and_repeat),
