@@ -194,6 +194,7 @@ typedef struct mlxcel_token {
     float logprob; // when asked for
     const mlxcel_top_logprob *top;
     int32_t n_top;
+    double time_s; // when a generated token was chosen, on the monotonic clock
 } mlxcel_token;
 
 typedef enum mlxcel_event_kind {

@@ -45,7 +45,7 @@ typedef struct cli_options {
     uint64_t seed;
     bool has_seed, help;
     bool json, quiet, verbose, yes, force, profile, estimate, no_template, ignore_eos;
-    bool decode, jsonl, allow_fallback, deterministic;
+    bool decode, jsonl, allow_fallback, warm_cache, deterministic;
     // profile, bench
     int32_t chain;
     bool launch_heavy, ops, ab;

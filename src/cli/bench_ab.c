@@ -72,6 +72,7 @@ static void make_args(const cli_options *o, child_args *a) {
     add_number(a, "-r", 1);
     if (o->force) a->v[a->n++] = "--force";
     if (o->deterministic) a->v[a->n++] = "--deterministic";
+    if (o->warm_cache) a->v[a->n++] = "--warm-cache";
     a->v[a->n++] = "--allow-fallback";
 }
 

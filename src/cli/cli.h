@@ -125,6 +125,11 @@ typedef struct cli_prompt { // ids and what remains of the context after them
     size_t n_ids;
 } cli_prompt;
 
+// The [TTFT] line: phases until the first token. setup: template and tokenizer; build: the wait
+// before the first step; eval: the prompt's steps (plans are recorded in them); sample: choosing
+// the token; post: what follows the reply.
+void cli_say_ttft(const cli_session *s, const mlxcel_timings *t, double setup_ms, double post_ms);
+
 // Runs one request; stream: text goes to standard output as it comes (and is kept too). Stops when
 // a signal comes or standard output closes. Errors are the engine's.
 int cli_reply_run(cli_session *s, const mlxcel_request_params *p, bool stream, cli_reply *out,

@@ -94,21 +94,6 @@ static void say_limit(const cli_options *o, const cli_session *s, const cli_prom
              (long long)MX_MAX(left, 0), s->info.ctx_size, p->n_ids);
 }
 
-// Phases until the first token. setup: template and tokenizer; build: the wait before the first
-// step; eval: the prompt's steps (plans are recorded in them); sample: choosing the token.
-static void say_ttft(const cli_session *s, const mlxcel_timings *t, double setup_ms,
-                     double post_ms) {
-    double sample = t->first_token_ms - t->queue_ms - t->prompt_ms;
-    if (sample < 0) sample = 0;
-    double prefill = setup_ms + t->first_token_ms;
-    double residual = prefill - setup_ms - t->queue_ms - sample - t->prompt_ms;
-    cli_note("[TTFT] prompt=%d tok setup=%.2fms build=%.2fms sample=%.2fms eval=%.2fms post=%.2fms "
-             "| prefill=%.2fms residual=%.2fms | upload bytes=%llu load=%.2fms",
-             t->n_prompt, setup_ms, t->queue_ms, sample, t->prompt_ms, post_ms, prefill,
-             residual > 0 ? residual : 0.0, (unsigned long long)s->info.weight_bytes,
-             s->info.load_s * 1e3);
-}
-
 static void say_slow_paths(const cli_session *s) {
     mlxcel_stats st;
     char text[300];
@@ -149,7 +134,7 @@ static int generate(const cli_options *o, cli_session *s, mx_str text) {
     if (!o->json && cli_out_is_terminal()) cli_outs("\n");
     if (st == 0 && !o->quiet) say_speed(&r);
     if (st == 0 && (o->profile || mx_knob_is_set(MX_KNOB_PROFILE_TTFT))) {
-        say_ttft(s, &r.timings, setup_ms, (mx_now_s() - done) * 1e3);
+        cli_say_ttft(s, &r.timings, setup_ms, (mx_now_s() - done) * 1e3);
         say_slow_paths(s);
     }
     int code = st != 0 ? failed(o, &err) : r.interrupted ? CLI_EXIT_INTERRUPTED : CLI_EXIT_OK;
@@ -160,6 +145,9 @@ static int generate(const cli_options *o, cli_session *s, mx_str text) {
 
 int cli_generate(const cli_options *o) {
     if (!o->model) return cli_usage(o, "expected a model: -m MODEL");
+    if (o->estimate && o->profile) {
+        return cli_usage(o, "--profile: --estimate-memory runs nothing that could be timed");
+    }
     if (o->estimate) return estimate_only(o);
     mx_buf text;
     mx_buf_init(&text, 256u << 20);

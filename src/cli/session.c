@@ -299,3 +299,15 @@ int cli_reply_run(cli_session *s, const mlxcel_request_params *p, bool stream, c
     show_ids("generated", out->ids, out->n_ids);
     return err->status;
 }
+
+void cli_say_ttft(const cli_session *s, const mlxcel_timings *t, double setup_ms, double post_ms) {
+    double steps = t->queue_ms + t->prompt_ms; // all there is when no token was asked for
+    double sample = t->first_token_ms > steps ? t->first_token_ms - steps : 0;
+    double prefill = setup_ms + (t->first_token_ms > 0 ? t->first_token_ms : steps);
+    double residual = prefill - setup_ms - t->queue_ms - sample - t->prompt_ms;
+    cli_note("[TTFT] prompt=%d tok setup=%.2fms build=%.2fms sample=%.2fms eval=%.2fms post=%.2fms "
+             "| prefill=%.2fms residual=%.2fms | upload bytes=%llu load=%.2fms",
+             t->n_prompt, setup_ms, t->queue_ms, sample, t->prompt_ms, post_ms, prefill,
+             residual > 0 ? residual : 0.0, (unsigned long long)s->info.weight_bytes,
+             s->info.load_s * 1e3);
+}

@@ -107,7 +107,7 @@ static mx_status probe_best(probe *p, int32_t n_past, int32_t n, double *seconds
 
 // Sizes that steps come in: on some backends plans are made for so many rows only.
 static int32_t round_down(const mlxcel_engine *e, double n, int32_t most) {
-    int32_t unit = e->facts.bucket_rows && n >= 128 ? 128 : LEAST;
+    int32_t unit = e->facts.bucket_rows && n >= 128 ? 128 : LEAST / 2;
     int32_t k = (int32_t)MX_MIN(n, (double)most) / unit * unit;
     return MX_MIN(MX_MAX(k, LEAST), most);
 }

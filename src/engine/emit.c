@@ -124,6 +124,7 @@ static void post_text(mlxcel_engine *e, eng_seq *s, int32_t id, const float *log
     n->tokens = mx_calloc(1, sizeof *n->tokens);
     n->tops = k > 0 ? mx_calloc((size_t)k, sizeof *n->tops) : NULL;
     describe_token(e, n, 0, id, logits, k); // chosen from the row, which has logits
+    n->tokens[0].time_s = mx_now_s();
     n->ev.n_tokens = 1;
     n->ev.timings = r->t;
     n->ev.timings.n_decoded = s->n_tokens - s->n_prompt;

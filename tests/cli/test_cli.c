@@ -267,6 +267,20 @@ static void loading_errors_are_3(void **state) {
     mx_free(broken);
 }
 
+// The named phases of a [TTFT] line are the whole, but for rounding.
+static bool ttft_adds_up(const char *text) {
+    const char *at = strstr(text, "[TTFT]");
+    double setup, build, sample, eval, post, prefill, residual;
+    if (!at || sscanf(at,
+                      "[TTFT] prompt=%*d tok setup=%lfms build=%lfms sample=%lfms eval=%lfms "
+                      "post=%lfms | prefill=%lfms residual=%lfms | upload bytes=",
+                      &setup, &build, &sample, &eval, &post, &prefill, &residual) != 7) {
+        return false;
+    }
+    double rest = prefill - (setup + build + sample + eval + residual);
+    return eval > 0 && rest > -0.06 && rest < 0.06;
+}
+
 static void the_text_is_all_of_standard_output(void **state) {
     (void)state;
     run(&p, "generate -m %s -p x -n 8 " FORCE_A, model);
@@ -290,6 +304,19 @@ static void the_text_is_all_of_standard_output(void **state) {
     expect(&p, 0, NULL, " GPU(s).\n");
     run(&p, "generate -m %s -p x -n 2 --profile", model);
     expect(&p, 0, NULL, "[TTFT] prompt=1 tok setup=");
+    assert_true(ttft_adds_up(p.err_text));
+    run(&p, "generate -m %s --profile --estimate-memory", model);
+    expect(&p, 2, "", "--profile: --estimate-memory runs nothing");
+    setenv("MLXCEL_PROFILE_TTFT", "", 1); // present is enough
+    run(&p, "generate -m %s -p x -n 2 -q", model);
+    expect(&p, 0, NULL, "[TTFT] prompt=1 tok setup=");
+    run(&p, "bench -m %s -p 40 -n 0 -r 2", model);
+    unsetenv("MLXCEL_PROFILE_TTFT");
+    expect(&p, 0, NULL, "[TTFT] prompt=40 tok setup=0.00ms");
+    assert_true(ttft_adds_up(p.err_text));
+    assert_true(ttft_adds_up(strchr(p.err_text, '\n') + 1)); // one a measured pass
+    run(&p, "generate -m %s -p x -n 2 --profile", model);
+    expect(&p, 0, NULL, "[TTFT]");
     assert_non_null(strstr(p.err_text, "Slow paths: none"));
 }
 

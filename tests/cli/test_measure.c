@@ -120,6 +120,20 @@ static void budgets_of_a_model(void **state) {
     json_decref(j);
 }
 
+static void many_sequences(void **state) {
+    (void)state;
+    for (int warm = 0; warm < 2; warm++) {
+        json_t *j =
+            RUN_JSON("bench", "-m", "synthetic:tiny-q4_1", "-p", "0", "-n", "48", "-d", "40", "-b",
+                     "6", "-r", "4", warm ? "--warm-cache" : "--allow-fallback");
+        const json_t *row = json_array_get(json_object_get(j, "rows"), 0);
+        assert_null(json_object_get(row, "reason"));
+        assert_int_equal(json_array_size(json_object_get(row, "tok_s")), 4);
+        assert_int_equal(json_integer_value(json_object_get(row, "cached")), warm ? 32 : 0);
+        json_decref(j);
+    }
+}
+
 static void arms_of_settings(void **state) {
     (void)state;
     json_t *j = RUN_JSON("bench", "--ab", "--arm", " MLXCEL_EXACT=1  MLX_MAX_OPS_PER_BUFFER=9",
@@ -182,6 +196,7 @@ int main(void) {
         cmocka_unit_test(a_chain_is_the_same_in_any_buffers),
         cmocka_unit_test(parts_of_a_step),
         cmocka_unit_test(budgets_of_a_model),
+        cmocka_unit_test(many_sequences),
         cmocka_unit_test(arms_of_settings),
         cmocka_unit_test(wrong_usage_is_named),
     };
