@@ -107,7 +107,7 @@ def start(args, folder):
     log = open(os.path.join(folder, "log"), "w+")
     p = subprocess.Popen([args.program, "serve", "-m", args.model, "--port", "0", "--max-queue-depth", str(args.clients),
                           "--n-parallel", str(args.parallel), "--prompt-cache-bytes", args.cache, "--no-request-log",
-                          "-c", "2048"], stderr=log, stdin=subprocess.DEVNULL)
+                          "-c", "4096"], stderr=log, stdin=subprocess.DEVNULL)
     while True:
         with open(log.name) as f:
             text = f.read()
@@ -206,6 +206,7 @@ def soak(args, p, client):
         print("   ", fault[:600])
     print(f"memory (RssAnon + VmSwap): {late[0][1]} KiB after the warm-up, {late[-1][1]} KiB at the end, "
           f"largest {max(y for _, y in points)}; slope {b:.1f} +- {error:.1f} KiB a minute = {b / mean * 100:.4f} %")
+    print("memory by the minute, KiB:", *[y for i, (x, y) in enumerate(points) if i and int(x) > int(points[i - 1][0])])
     pages = (idle["running"], idle["queued"], idle["kv_pages_free"] == idle["kv_pages"])
     print(f"afterwards: running {pages[0]}, queued {pages[1]}, all pages free: {pages[2]}")
     still = abs(b) * args.minutes <= max(0.005 * mean, 1024)
