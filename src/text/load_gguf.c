@@ -402,6 +402,12 @@ static mx_status load_all(gguf_load *g) {
 
 mx_status mx_tokenizer_open_gguf(mx_tokenizer **t, const mx_weights *w, mx_err *err) {
     *t = NULL;
+    mx_str model;
+    if (mx_gguf_get_str(w, KEY "model", &model) && mx_str_is(model, "no_vocab")) {
+        mx_log(MX_LOG_WARN, "%s has no vocabulary: texts are bytes, one a token",
+               w->path ? w->path : "GGUF");
+        return mx_tokenizer_open_bytes(t, err);
+    }
     gguf_load g = {.t = tokenizer_new(), .w = w, .err = err};
     mx_status st = load_all(&g);
     if (st != MX_OK) {

@@ -14,7 +14,8 @@ typedef struct mx_tokenizer mx_tokenizer;
 mx_status mx_tokenizer_open_dir(mx_tokenizer **t, const char *dir, mx_err *err);
 // From memory: the text of a tokenizer.json, and that of a tokenizer_config.json (p NULL: none).
 mx_status mx_tokenizer_open_json(mx_tokenizer **t, mx_str json, mx_str config, mx_err *err);
-// From GGUF metadata: tokenizer.ggml.model gpt2 (with its `pre`) or llama (SentencePiece BPE).
+// From GGUF metadata: tokenizer.ggml.model gpt2 (with its `pre`), llama (SentencePiece BPE), or
+// no_vocab: the bytes, with a warning.
 mx_status mx_tokenizer_open_gguf(mx_tokenizer **t, const mx_weights *w, mx_err *err);
 // A vocabulary of the 256 bytes and nothing else, for models whose text means nothing.
 mx_status mx_tokenizer_open_bytes(mx_tokenizer **t, mx_err *err);

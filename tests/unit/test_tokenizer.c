@@ -375,6 +375,36 @@ static void gguf_arrays_are_checked(void **state) {
     }
 }
 
+// A file made for measuring: programs give it ids, text is bytes.
+static void gguf_without_a_vocabulary_has_the_bytes(void **state) {
+    (void)state;
+    ckpt c;
+    ckpt_init(&c);
+    ckpt_kv_str(&c, "general.architecture", "llama");
+    ckpt_kv_str(&c, "tokenizer.ggml.model", "no_vocab");
+    char path[] = "/tmp/tokXXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0 && close(fd) == 0);
+    ckpt_write_gguf(&c, path);
+    ckpt_free(&c);
+    mx_weights w;
+    mx_tokenizer *t = NULL;
+    mx_err err = {0};
+    assert_int_equal(mx_weights_open(&w, path, &err), MX_OK);
+    if (mx_tokenizer_open_gguf(&t, &w, &err) != MX_OK) fail_msg("%s", err.msg);
+    assert_int_equal(mx_tokenizer_n_vocab(t), 256);
+    assert_int_equal(mx_tokenizer_bos(t), -1);
+    mx_ids ids = {0};
+    assert_int_equal(
+        mx_tokenizer_encode(t, mx_str_of("a\xc3\xa9"), (mx_encode_opts){0}, &ids, &err), MX_OK);
+    assert_int_equal(ids.n, 3);
+    assert_true(ids.v[0] == 'a' && ids.v[1] == 0xc3 && ids.v[2] == 0xa9);
+    mx_free(ids.v);
+    mx_tokenizer_close(t);
+    mx_weights_close(&w);
+    unlink(path);
+}
+
 // ---- long texts ----
 
 #ifdef MX_DEBUG_HOOKS // instrumented builds are an order slower
@@ -622,6 +652,7 @@ int main(void) {
         cmocka_unit_test(deltas_never_break_characters),
         cmocka_unit_test(templates_of_a_folder),
         cmocka_unit_test(gguf_arrays_are_checked),
+        cmocka_unit_test(gguf_without_a_vocabulary_has_the_bytes),
         cmocka_unit_test(scanners_equal_their_expressions),
         cmocka_unit_test(normal_forms),
         cmocka_unit_test(long_runs_byte_level),
