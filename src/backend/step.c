@@ -37,6 +37,8 @@ mx_step_layout mx_step_bind(const mx_step_caps *caps, void *base, mx_step_io *io
         s.kv_slot[g] = place(base, &at, tok, sizeof(int32_t));
         s.page_table[g] = place(base, &at, range * (size_t)caps->max_pages[g], sizeof(int32_t));
     }
+    l.edits_offset = at;
+    s.edits = place(base, &at, (size_t)caps->max_edits, sizeof(mx_sample_edit));
     l.input_bytes = at;
     l.result_offset = at;
     s.out_id = place(base, &at, out, sizeof(int32_t));

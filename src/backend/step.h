@@ -24,6 +24,7 @@ typedef struct mx_step_caps {
     int32_t max_tok;   // rows of one step
     int32_t max_range; // sequences in one step
     int32_t max_out;   // rows whose logits are computed
+    int32_t max_edits; // changes of logits, of all rows together
     int32_t n_vocab;
     int32_t n_groups; // layer groups of the sequence state
     int32_t page_tokens[MX_MAX_KV_GROUPS];
@@ -38,16 +39,26 @@ typedef struct mx_step_range {
     mx_phase phase;
 } mx_step_range;
 
-// Sampling of one output row on the device. A row with host = 1 is left alone by SAMPLE: the host
-// reads its logits.
+// Sampling of one output row on the device, as the host's sampler does it. A row with host = 1 is
+// left alone by SAMPLE: the host reads its logits. CPU: greedy rows without edits only.
 typedef struct mx_sample_row {
     float temperature, top_p, min_p; // temperature 0 = greedy
     int32_t top_k;                   // 0 = off
     uint64_t seed;
     uint32_t choice, pos; // counter of the random number: (seed, choice, pos)
     int32_t host;
-    int32_t pad;
+    int32_t first_edit, n_edits;                               // of the step's edits; each id once
+    float repeat_penalty, presence_penalty, frequency_penalty; // of the edits
 } mx_sample_row;
+
+// A logit that is changed before the row is sampled, in this order: bias is added (-inf: banned);
+// repeated: divided by the row's repeat_penalty when positive, else multiplied; count > 0: minus
+// frequency_penalty * count minus presence_penalty. The device's logits row is changed with it.
+typedef struct mx_sample_edit {
+    int32_t id;
+    float bias;
+    int32_t count, repeated;
+} mx_sample_edit;
 
 // Pointers into one step block (host or device: the same layout, see mx_step_layout).
 typedef struct mx_step_io {
@@ -64,15 +75,18 @@ typedef struct mx_step_io {
     int32_t *kv_slot[MX_MAX_KV_GROUPS]; // (max_tok) page * page_tokens + offset; -1 = do not write
     int32_t *page_table[MX_MAX_KV_GROUPS]; // (max_range, max_pages[g]) page of logical page
                                            // pos / page_tokens; -1 = dropped (behind the window)
-    int32_t *counts; // [0] rows, [1] ranges, [2] outputs: true numbers of this step
+    int32_t *counts; // [0] rows, [1] ranges, [2] outputs, [3] edits: true numbers of this step
+    mx_sample_edit *edits; // (max_edits) of all rows; what lies past counts[3] need not be copied
     // results, one contiguous region
     int32_t *out_id;    // (max_out)
-    float *out_logprob; // (max_out) of the sampled token, before temperature; NaN: no finite logit
+    float *out_logprob; // (max_out) of the sampled token, after edits, before temperature; NaN: no
+                        // finite logit
     float *logits;      // (max_out, n_vocab)
 } mx_step_io;
 
 typedef struct mx_step_layout {
     size_t input_bytes;   // of the input region, from offset 0
+    size_t edits_offset;  // in it; the edits are the last of it
     size_t result_offset; // start of the result region
     size_t logits_offset;
     size_t total_bytes;

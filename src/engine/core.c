@@ -260,7 +260,8 @@ static int32_t pipelined_picks(mlxcel_engine *e, const flight *f, step_pick *pic
         int32_t n_new = s->n_tokens - s->n_prompt;
         bool limit = (s->req->p.max_tokens >= 0 && n_new + 1 >= s->req->p.max_tokens) ||
                      s->n_tokens + 1 >= e->info.ctx_size;
-        if (r->n_out != 1 || r->host || s->finished || limit || is_cancelled(s->req)) return 0;
+        if (r->n_out != 1 || r->host || r->sync || s->finished || limit || is_cancelled(s->req))
+            return 0;
         picks[n++] = (step_pick){r->seq, 1, r->out_row};
     }
     return n;

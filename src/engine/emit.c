@@ -90,10 +90,21 @@ void seq_close(mlxcel_engine *e, eng_seq *s) {
     mx_buf_free(&s->text);
 }
 
-bool seq_needs_host(const eng_seq *s) {
+bool seq_wants_logits(const eng_seq *s) {
     const mlxcel_request_params *p = &s->req->p;
-    return !mx_sampling_is_greedy(&s->sampling) || p->n_logprobs >= 0 || p->hash_logits ||
-           p->sampling.ignore_eos || s->n_tokens - s->n_prompt < p->sampling.min_tokens;
+    return p->score || p->n_logprobs >= 0 || p->hash_logits;
+}
+
+mx_sample_history seq_history(const mlxcel_engine *e, const eng_seq *s, int32_t n_ahead) {
+    const mlxcel_sampling *p = &s->req->p.sampling;
+    int32_t n_new = s->n_tokens - s->n_prompt + n_ahead;
+    bool ban = p->ignore_eos || n_new < p->min_tokens;
+    return (mx_sample_history){.prompt = s->tokens,
+                               .n_prompt = (size_t)s->n_prompt,
+                               .generated = s->tokens + s->n_prompt,
+                               .n_generated = (size_t)n_new,
+                               .banned = ban ? e->eos_ids : NULL,
+                               .n_banned = ban ? (size_t)e->n_eos : 0};
 }
 
 static void mix_hash(uint64_t *h, const void *p, size_t n) {

@@ -79,6 +79,8 @@ typedef struct flight_row {
     int32_t n_tok, pos0;
     int32_t out_row, n_out; // n_out 0: no logits wanted
     bool host;              // the token is chosen on the host
+    bool sync;              // how the next one is chosen depends on this one
+    mx_sample_row sample;   // of its outputs
 } flight_row;
 
 typedef struct flight {
@@ -199,6 +201,9 @@ void seq_finish(mlxcel_engine *e, eng_seq *s, mlxcel_finish f, const char *stop_
 // Ends the sequence with an error: the model said nothing at this position.
 void seq_fail_row(mlxcel_engine *e, eng_seq *s, int32_t pos);
 void seq_score(mlxcel_engine *e, eng_seq *s, int32_t first_pos, int32_t n, const float *logits);
-bool seq_needs_host(const eng_seq *s); // its token is chosen on the host
+// Its token is chosen on the host, whatever the device can do: its logits are wanted there.
+bool seq_wants_logits(const eng_seq *s);
+// What its next token is chosen by, n_ahead tokens being known to the device only.
+mx_sample_history seq_history(const mlxcel_engine *e, const eng_seq *s, int32_t n_ahead);
 
 #endif

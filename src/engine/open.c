@@ -246,6 +246,7 @@ static mx_status init_steps(mlxcel_engine *e, int32_t n_vocab, mx_err *err) {
     e->caps = (mx_step_caps){.max_tok = mx_row_bucket(&e->facts, rows),
                              .max_range = p->max_batch,
                              .max_out = MX_MAX(p->max_batch, 32),
+                             .max_edits = e->facts.host_memory ? 0 : 1024 + 64 * p->max_batch,
                              .n_vocab = n_vocab};
     mx_kv_caps(e->kv, &e->caps);
     e->sched = (sched_config){.max_batch = p->max_batch,

@@ -16,10 +16,31 @@ static int32_t outputs_of(const step_pick *p) {
     return complete && r->p.max_tokens != 0 ? 1 : 0;
 }
 
-static mx_phase phase_of(const step_pick *p) {
+static mx_phase phase_of(const step_pick *p, const flight_row *row) {
     bool decode = p->n_tok == 1 && p->seq->n_past >= p->seq->n_prompt;
     if (!decode) return MX_PHASE_PREFILL;
-    return seq_needs_host(p->seq) ? MX_PHASE_DECODE_SYNC : MX_PHASE_DECODE;
+    return row->host || row->sync ? MX_PHASE_DECODE_SYNC : MX_PHASE_DECODE;
+}
+
+// Where the row's token is chosen, and by what. A device whose memory the host shares chooses
+// greedy tokens only: the host reads the logits where they are.
+static void choose_sampling(mlxcel_engine *e, mx_step_io *io, flight_row *row, const step_pick *p) {
+    eng_seq *s = p->seq;
+    int32_t used = io->counts[3], left = e->caps.max_edits - used;
+    row->sync = false;
+    row->host = seq_wants_logits(s);
+    row->sample = (mx_sample_row){.host = 1};
+    if (row->host || row->n_out == 0) return;
+    mx_sample_plan plan;
+    mx_sample_history h = seq_history(e, s, p->from_row >= 0 ? 1 : 0);
+    row->host = !mx_sample_on_device(e->sampler, &s->sampling, &h, io->edits + used, left, &plan);
+    if (e->facts.host_memory) row->host |= plan.row.temperature > 0 || plan.n_edits > 0;
+    if (row->host) return;
+    CHECK(!plan.steps_on || p->from_row < 0);
+    row->sync = plan.steps_on;
+    row->sample = plan.row;
+    row->sample.first_edit = used;
+    io->counts[3] = used + plan.n_edits;
 }
 
 // The phase of the whole: the most demanding row's.
@@ -50,7 +71,7 @@ static void fill_outputs(mx_step_io *io, const flight_row *row, const mx_step_ra
     for (int32_t i = 0; i < row->n_out; i++) {
         int32_t out = row->out_row + i;
         io->out_tok[out] = g->first + g->n_tok - row->n_out + i;
-        io->sample[out] = (mx_sample_row){.host = row->host};
+        io->sample[out] = row->sample;
     }
 }
 
@@ -108,20 +129,19 @@ static void release_rows(flight *f) {
 static int32_t lay_out(mlxcel_engine *e, flight *f, const step_pick *picks, int32_t n) {
     mx_step_io *io = &e->io[f->slot];
     int32_t max_len = 1;
+    io->counts[3] = 0;
     f->n_rows = f->n_tok = f->n_out = 0;
     f->decode_only = true;
     for (int32_t i = 0; i < n; i++) {
         flight_row *row = &f->rows[f->n_rows++];
         hold(row, &picks[i]);
         mx_step_range *g = &e->ranges[i];
-        *g = (mx_step_range){.seq = picks[i].seq->kv,
-                             .first = f->n_tok,
-                             .n_tok = picks[i].n_tok,
-                             .pos0 = row->pos0,
-                             .phase = phase_of(&picks[i])};
+        *g = (mx_step_range){
+            .seq = picks[i].seq->kv, .first = f->n_tok, .n_tok = picks[i].n_tok, .pos0 = row->pos0};
         row->n_out = outputs_of(&picks[i]);
         row->out_row = f->n_out;
-        row->host = row->req->p.score || seq_needs_host(picks[i].seq);
+        choose_sampling(e, io, row, &picks[i]);
+        g->phase = phase_of(&picks[i], row);
         fill_rows(e, io, &picks[i], g, i);
         fill_outputs(io, row, g);
         f->n_tok += g->n_tok;
@@ -179,15 +199,7 @@ mx_status step_submit(mlxcel_engine *e, flight *f, const step_pick *picks, int32
 // ---- What comes back -------------------------------------------------------------------------
 
 static void choose_on_host(mlxcel_engine *e, eng_seq *s, const float *logits) {
-    const mlxcel_sampling *p = &s->req->p.sampling;
-    int32_t n_new = s->n_tokens - s->n_prompt;
-    bool ban = p->ignore_eos || n_new < p->min_tokens;
-    mx_sample_history h = {.prompt = s->tokens,
-                           .n_prompt = (size_t)s->n_prompt,
-                           .generated = s->tokens + s->n_prompt,
-                           .n_generated = (size_t)n_new,
-                           .banned = ban ? e->eos_ids : NULL,
-                           .n_banned = ban ? (size_t)e->n_eos : 0};
+    mx_sample_history h = seq_history(e, s, 0);
     int32_t id;
     mx_err err = {0};
     e->n_host_sampled += !e->facts.host_memory;

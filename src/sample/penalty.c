@@ -27,7 +27,7 @@ static bool valid_id(const mx_sampler *s, int32_t id) {
     return id >= 0 && id < s->n_vocab;
 }
 
-static void count_begin(mx_sampler *s) {
+void sample_count_begin(mx_sampler *s) {
     s->n_ids = 0;
     if (++s->stamp == 0) { // wrapped: old stamps would look new
         memset(s->seen, 0, (size_t)s->n_vocab * sizeof *s->seen);
@@ -36,7 +36,7 @@ static void count_begin(mx_sampler *s) {
 }
 
 // The counter of an id (0 at first), or NULL when the id is not of this vocabulary.
-static int32_t *count_of(mx_sampler *s, int32_t id) {
+int32_t *sample_count_of(mx_sampler *s, int32_t id) {
     if (!valid_id(s, id)) return NULL;
     if (s->seen[id] != s->stamp) {
         s->seen[id] = s->stamp;
@@ -49,9 +49,9 @@ static int32_t *count_of(mx_sampler *s, int32_t id) {
 // Only forced tokens remain, unless all of them are banned. A forced token whose own logit is not
 // finite can be chosen all the same.
 static void force(mx_sampler *s, const mx_sampling *p) {
-    count_begin(s);
+    sample_count_begin(s);
     for (size_t i = 0; i < p->n_bias; i++) {
-        int32_t *n = p->bias[i].bias >= 100 ? count_of(s, p->bias[i].id) : NULL;
+        int32_t *n = p->bias[i].bias >= 100 ? sample_count_of(s, p->bias[i].id) : NULL;
         if (n) *n = 1;
     }
     if (s->n_ids == 0) return;
@@ -98,20 +98,14 @@ void sample_bias(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h
     }
 }
 
-// The last `last_n` tokens (-1: all) of prompt and generated together.
-typedef struct window {
-    const mx_sample_history *h;
-    size_t first, n;
-} window;
-
-static window window_of(const mx_sample_history *h, int32_t last_n, size_t cap) {
+sample_window sample_window_of(const mx_sample_history *h, int32_t last_n, size_t cap) {
     size_t all = h->n_prompt + h->n_generated, n = all;
     if (last_n >= 0) n = MX_MIN(n, (size_t)last_n);
     n = MX_MIN(n, cap);
-    return (window){h, all - n, n};
+    return (sample_window){h, all - n, n};
 }
 
-static int32_t window_at(const window *w, size_t i) {
+int32_t sample_window_at(const sample_window *w, size_t i) {
     size_t k = w->first + i;
     return k < w->h->n_prompt ? w->h->prompt[k] : w->h->generated[k - w->h->n_prompt];
 }
@@ -119,9 +113,9 @@ static int32_t window_at(const window *w, size_t i) {
 void sample_repetition(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h) {
     if (p->repeat_penalty == 1.0f) return;
     double r = (double)p->repeat_penalty;
-    window w = window_of(h, p->repeat_last_n, SIZE_MAX);
-    count_begin(s);
-    for (size_t i = 0; i < w.n; i++) count_of(s, window_at(&w, i));
+    sample_window w = sample_window_of(h, p->repeat_last_n, SIZE_MAX);
+    sample_count_begin(s);
+    for (size_t i = 0; i < w.n; i++) sample_count_of(s, sample_window_at(&w, i));
     for (int32_t i = 0; i < s->n_ids; i++) {
         float *l = &s->row[s->ids[i]];
         if (*l > -INFINITY) *l = clamp_logit(*l > 0 ? (double)*l / r : (double)*l * r);
@@ -129,9 +123,9 @@ void sample_repetition(mx_sampler *s, const mx_sampling *p, const mx_sample_hist
 }
 
 // Length of the text's end that holds no breaker: no repetition is longer.
-static int32_t unbroken(const mx_sampling *p, const window *w) {
+static int32_t unbroken(const mx_sampling *p, const sample_window *w) {
     for (size_t k = 0; k < w->n; k++) {
-        int32_t id = window_at(w, w->n - 1 - k);
+        int32_t id = sample_window_at(w, w->n - 1 - k);
         for (size_t i = 0; i < p->n_dry_breakers; i++) {
             if (p->dry_breakers[i] == id) return (int32_t)k;
         }
@@ -141,12 +135,12 @@ static int32_t unbroken(const mx_sampling *p, const window *w) {
 
 // match[k] = how far the end of the window equals the text that ends k tokens earlier: the
 // Z function of the window read backwards, in linear time.
-static void match_ends(const window *w, int32_t *match) {
+static void match_ends(const sample_window *w, int32_t *match) {
     int32_t n = (int32_t)w->n, left = 0, right = 0;
     for (int32_t k = 1; k < n; k++) {
         int32_t z = k < right ? MX_MIN(right - k, match[k - left]) : 0;
-        while (k + z < n &&
-               window_at(w, (size_t)(n - 1 - z)) == window_at(w, (size_t)(n - 1 - k - z)))
+        while (k + z < n && sample_window_at(w, (size_t)(n - 1 - z)) ==
+                                sample_window_at(w, (size_t)(n - 1 - k - z)))
             z++;
         match[k] = z;
         if (k + z > right) left = k, right = k + z;
@@ -157,14 +151,14 @@ static void match_ends(const window *w, int32_t *match) {
 // multiplier * base^(L - allowed_length).
 void sample_dry(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h) {
     if (p->dry_multiplier == 0 || p->dry_last_n == 0) return;
-    window w = window_of(h, p->dry_last_n, SAMPLE_DRY_WINDOW);
+    sample_window w = sample_window_of(h, p->dry_last_n, SAMPLE_DRY_WINDOW);
     int32_t longest = unbroken(p, &w), allowed = MX_MAX(p->dry_allowed_length, 1);
     if (longest < allowed || w.n < 2) return;
     match_ends(&w, s->match);
-    count_begin(s);
+    sample_count_begin(s);
     for (size_t k = 1; k < w.n; k++) {
         int32_t len = MX_MIN(s->match[k], longest);
-        int32_t *best = len >= allowed ? count_of(s, window_at(&w, w.n - k)) : NULL;
+        int32_t *best = len >= allowed ? sample_count_of(s, sample_window_at(&w, w.n - k)) : NULL;
         if (best && len > *best) *best = len;
     }
     double base = p->dry_base < 1.0f ? 1.75 : (double)p->dry_base;
@@ -177,9 +171,9 @@ void sample_dry(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h)
 
 void sample_frequency(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h) {
     if (p->presence_penalty == 0 && p->frequency_penalty == 0) return;
-    count_begin(s);
+    sample_count_begin(s);
     for (size_t i = 0; i < h->n_generated; i++) {
-        int32_t *n = count_of(s, h->generated[i]);
+        int32_t *n = sample_count_of(s, h->generated[i]);
         if (n) ++*n;
     }
     for (int32_t i = 0; i < s->n_ids; i++) {

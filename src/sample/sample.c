@@ -81,12 +81,6 @@ mx_status mx_sampling_check(const mx_sampling *s, int32_t n_vocab, mx_err *err) 
     return MX_OK;
 }
 
-bool mx_sampling_is_greedy(const mx_sampling *s) {
-    return (s->temperature == 0 || s->top_k == 1) && s->n_bias == 0 &&
-           (s->repeat_penalty == 1 || s->repeat_last_n == 0) && s->presence_penalty == 0 &&
-           s->frequency_penalty == 0 && (s->dry_multiplier == 0 || s->dry_last_n == 0);
-}
-
 mx_sampler *mx_sampler_open(int32_t n_vocab) {
     CHECK(n_vocab > 0);
     size_t n = (size_t)n_vocab;

@@ -3,6 +3,7 @@
 #ifndef MX_SAMPLE_SAMPLE_H
 #define MX_SAMPLE_SAMPLE_H
 
+#include "backend/step.h"
 #include "base/err.h"
 
 #include <stddef.h>
@@ -40,9 +41,6 @@ typedef struct mx_sampling {
 void mx_sampling_init(mx_sampling *s); // everything off: greedy
 // Checks ranges and that bias ids are below n_vocab. INVALID names the field.
 mx_status mx_sampling_check(const mx_sampling *s, int32_t n_vocab, mx_err *err);
-// True when the plain argmax of the logits is the answer: nothing of these changes the order. What
-// a history bans is not known here.
-bool mx_sampling_is_greedy(const mx_sampling *s);
 
 typedef struct mx_sampler mx_sampler;
 // Scratch for rows of n_vocab; one per thread that samples. Allocates nothing later.
@@ -64,6 +62,18 @@ typedef struct mx_sample_history {
 // of the history that the vocabulary has not are passed over.
 mx_status mx_sample(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h,
                     const float *logits, int32_t *id, mx_err *err);
+
+// What a device needs to choose the same token: the row without its place in the step, and the
+// edits of its logits. False when that cannot be said (a filter or a forced token that devices do
+// not know, a history of more than cap edits): the host must choose. steps_on: the token depends on
+// the generated ones, so that the next step cannot be submitted before they are known.
+typedef struct mx_sample_plan {
+    mx_sample_row row;
+    int32_t n_edits;
+    bool steps_on;
+} mx_sample_plan;
+bool mx_sample_on_device(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h,
+                         mx_sample_edit *edits, int32_t cap, mx_sample_plan *out);
 
 // log softmax of the unmodified row: logprob of id, and the k most likely in falling order (ties by
 // id). top_ids, top_lp: (k); places beyond the row's finite logits are filled with -1 and -inf.

@@ -46,6 +46,18 @@ void sample_repetition(mx_sampler *s, const mx_sampling *p, const mx_sample_hist
 void sample_dry(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h);
 void sample_frequency(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h);
 
+typedef struct sample_window { // the last tokens of prompt and generated together
+    const mx_sample_history *h;
+    size_t first, n;
+} sample_window;
+// The last `last_n` tokens (-1: all), at most cap.
+sample_window sample_window_of(const mx_sample_history *h, int32_t last_n, size_t cap);
+int32_t sample_window_at(const sample_window *w, size_t i);
+// Counters of ids: all are zero after count_begin; ids counted are s->ids. NULL: not of the
+// vocabulary.
+void sample_count_begin(mx_sampler *s);
+int32_t *sample_count_of(mx_sampler *s, int32_t id);
+
 // ---- filter.c: candidates; each call leaves at least one of them ----
 
 void sample_collect(mx_sampler *s); // from the row: all that may be chosen

@@ -25,6 +25,7 @@ static void open_steps(rig *r, bool fuse, int32_t n_vocab) {
     r->caps = (mx_step_caps){.max_tok = RIG_MAX_TOK,
                              .max_range = RIG_MAX_RANGE,
                              .max_out = 16,
+                             .max_edits = RIG_MAX_EDITS,
                              .n_vocab = n_vocab,
                              .n_groups = RIG_GROUPS};
     for (int g = 0; g < RIG_GROUPS; g++) {
@@ -181,6 +182,7 @@ void rig_begin(rig *r, int32_t n_ranges, const int32_t *seq, const int32_t *pos0
     io->counts[0] = rows;
     io->counts[1] = n_ranges;
     io->counts[2] = n_out;
+    io->counts[3] = 0;
     r->facts.n_tok = r->facts.n_rows = rows;
     r->facts.n_out = n_out;
     r->facts.n_ranges = n_ranges;

@@ -6,7 +6,13 @@
 #include "backend/cpu/exec_int.h"
 #include "backend/encoder.h"
 
-enum { RIG_GROUPS = 3, RIG_MAX_CTX = 1024, RIG_MAX_TOK = 192, RIG_MAX_RANGE = 4 };
+enum {
+    RIG_GROUPS = 3,
+    RIG_MAX_CTX = 1024,
+    RIG_MAX_TOK = 192,
+    RIG_MAX_RANGE = 4,
+    RIG_MAX_EDITS = 1024
+};
 // Layer groups: pages of 16, pages of 64, one page for everything.
 extern const int32_t rig_page_tokens[RIG_GROUPS];
 

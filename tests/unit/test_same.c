@@ -1,6 +1,6 @@
 // The same request, the same numbers: alone, in a batch of eight, in other chunks, from the prefix
-// cache; with the token chosen on the device (pipelined) and on the host; with places for two
-// plans. On the CPU always; with MX_TEST_DEVICE=cuda on a GPU in deterministic mode.
+// cache; with the token chosen on the device (pipelined) and on the host, greedy and not; with
+// places for two plans. On the CPU always; with MX_TEST_DEVICE=cuda on a GPU in deterministic mode.
 #include "base/knobs.h"
 #include "mlxcel.h"
 #include "support/tiny_model.h"
@@ -61,6 +61,28 @@ static mlxcel_engine *open_engine(mlxcel_params p) {
     return e;
 }
 
+// Greedy, and what devices can choose by: a hash of the logits brings each to the host.
+static void set_sampling(mlxcel_sampling *p, int s) {
+    static const mlxcel_logit_bias bias[] = {{65, 2.5f}, {66, -100}};
+    p->seed = 77;
+    p->has_seed = true;
+    p->temperature = s % 4 ? 0.9f : 0;
+    if (s % 4 == 2) {
+        p->top_k = 40;
+        p->top_p = 0.9f;
+        p->min_p = 0.01f;
+        p->ignore_eos = true;
+    }
+    if (s % 4 == 3) {
+        p->repeat_penalty = 1.2f;
+        p->presence_penalty = 0.4f;
+        p->frequency_penalty = 0.3f;
+        p->bias = bias;
+        p->n_bias = MX_COUNT(bias);
+        p->min_tokens = 5;
+    }
+}
+
 static mlxcel_request *submit(mlxcel_engine *e, int s, bool hash) {
     mlxcel_request_params p;
     mlxcel_request *r = NULL;
@@ -71,6 +93,7 @@ static mlxcel_request *submit(mlxcel_engine *e, int s, bool hash) {
     p.max_tokens = DECODE;
     p.hash_logits = hash;
     p.run_past_end = true;
+    set_sampling(&p.sampling, s);
     if (mlxcel_submit(e, &p, &r, &err) != 0) fail_msg("submit: %s", err.message);
     return r;
 }

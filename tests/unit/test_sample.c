@@ -2,6 +2,7 @@
 // the distribution of draws, odd rows.
 #include "base/mem.h"
 #include "sample/sample_int.h"
+#include "support/sample_cases.h"
 
 #include <float.h>
 #include <math.h>
@@ -649,7 +650,6 @@ static void checks_name_the_field(void **state) {
     mx_err err = {0};
     mx_sampling_init(&ok);
     assert_int_equal(mx_sampling_check(&ok, V, &err), MX_OK);
-    assert_true(mx_sampling_is_greedy(&ok));
 #define REFUSED(field, value)                                                                      \
     do {                                                                                           \
         p = ok;                                                                                    \
@@ -675,15 +675,102 @@ static void checks_name_the_field(void **state) {
     assert_non_null(strstr(err.msg, "16"));
     b.id = V - 1;
     assert_int_equal(mx_sampling_check(&p, V, &err), MX_OK);
-    assert_false(mx_sampling_is_greedy(&p));
     b.bias = NAN;
     assert_int_equal(mx_sampling_check(&p, V, &err), MX_INVALID);
-    p = ok, p.temperature = 1;
-    assert_false(mx_sampling_is_greedy(&p));
-    p.top_k = 1;
-    assert_true(mx_sampling_is_greedy(&p));
-    p.frequency_penalty = 0.1f;
-    assert_false(mx_sampling_is_greedy(&p));
+}
+
+// ---- What a device is told ----
+
+static float clamped(double v) {
+    return v > FLT_MAX ? FLT_MAX : v < -FLT_MAX ? -FLT_MAX : (float)v;
+}
+
+// An edit as backend/step.h describes it.
+static float edited(float l, const mx_sample_edit *e, const mx_sample_row *r) {
+    l = isnan(l) ? -INFINITY : l > FLT_MAX ? FLT_MAX : l;
+    if (e->bias == -INFINITY || l == -INFINITY) return -INFINITY;
+    l = clamped((double)l + (double)e->bias);
+    double penalty = (double)r->repeat_penalty;
+    if (e->repeated) l = clamped(l > 0 ? (double)l / penalty : (double)l * penalty);
+    double less = (double)r->frequency_penalty * e->count;
+    if (e->count) l = clamped((double)l - less - (double)r->presence_penalty);
+    return l;
+}
+
+// The edited row without a history gives the token of the row with it.
+static void edits_say_what_the_chain_does(void **state) {
+    (void)state;
+    enum { N = 300, CASES = 600 };
+    mx_sampler *s = mx_sampler_open(N);
+    int n_edited = 0;
+    for (uint32_t k = 0; k < CASES; k++) {
+        static sample_case c;
+        float row[N], changed[N];
+        mx_sample_edit edits[256];
+        mx_sample_plan plan;
+        sample_case_make(&c, k + 1, N);
+        sample_case_row(&c, row);
+        int32_t want = pick(s, &c.p, &c.h, row);
+        assert_true(mx_sample_on_device(s, &c.p, &c.h, edits, MX_COUNT(edits), &plan));
+        assert_int_equal(plan.n_edits, plan.row.n_edits);
+        memcpy(changed, row, sizeof row);
+        for (int32_t i = 0; i < plan.n_edits; i++) {
+            const mx_sample_edit *e = &edits[i];
+            changed[e->id] = edited(row[e->id], e, &plan.row);
+            n_edited += changed[e->id] != row[e->id];
+        }
+        mx_sampling p;
+        mx_sampling_init(&p);
+        p.temperature = plan.row.temperature;
+        p.top_k = plan.row.top_k;
+        p.top_p = plan.row.top_p;
+        p.min_p = plan.row.min_p;
+        p.seed = plan.row.seed;
+        p.choice = plan.row.choice;
+        mx_sample_history h = {.n_generated = plan.row.pos};
+        assert_int_equal(pick(s, &p, &h, changed), want);
+    }
+    assert_true(n_edited > 10 * CASES);
+    mx_sampler_close(s);
+}
+
+static void what_a_device_cannot_do(void **state) {
+    (void)state;
+    mx_sample_edit edits[4];
+    mx_sample_plan plan;
+    int32_t text[] = {1, 2, 3, 4, 5, 1, 2};
+    mx_sample_history h = {.prompt = text, .n_prompt = 5, .generated = text + 5, .n_generated = 2};
+    mx_logit_bias b[2] = {{3, 1}, {3, 2}};
+    mx_sampling ok, p;
+    mx_sampling_init(&ok);
+#define DEVICE(yes, change)                                                                        \
+    do {                                                                                           \
+        p = ok;                                                                                    \
+        change;                                                                                    \
+        assert_int_equal(mx_sample_on_device(small, &p, &h, edits, 4, &plan), yes);                \
+    } while (0)
+    DEVICE(true, (void)0);
+    assert_true(plan.row.temperature == 0 && plan.n_edits == 0 && !plan.steps_on);
+    DEVICE(true, (p.temperature = 1, p.top_k = 1));
+    assert_true(plan.row.temperature == 0);
+    DEVICE(true, p.typical_p = 0.5f); // greedy: filters play no part
+    DEVICE(false, (p.temperature = 1, p.typical_p = 0.5f));
+    DEVICE(false, (p.temperature = 1, p.top_n_sigma = 1));
+    DEVICE(false, (p.temperature = 1, p.xtc_probability = 0.5f));
+    DEVICE(false, p.dry_multiplier = 1);
+    DEVICE(true, (p.dry_multiplier = 1, p.dry_last_n = 0));
+    DEVICE(true, (p.bias = b, p.n_bias = 1));
+    assert_true(plan.n_edits == 1 && !plan.steps_on);
+    DEVICE(false, (p.bias = b, p.n_bias = 2)); // twice the same
+    b[0].bias = 100;
+    DEVICE(false, (p.bias = b, p.n_bias = 1)); // forces
+    DEVICE(true, p.frequency_penalty = 1);
+    assert_true(plan.n_edits == 2 && plan.steps_on && edits[0].count == 1);
+    DEVICE(false, p.repeat_penalty = 2); // five ids, four places
+    DEVICE(true, (p.repeat_penalty = 2, p.repeat_last_n = 4));
+    assert_true(plan.n_edits == 4 && plan.steps_on && edits[0].repeated);
+    DEVICE(true, (p.repeat_penalty = 2, p.repeat_last_n = 0));
+    assert_false(plan.steps_on);
 }
 
 int main(void) {
@@ -711,6 +798,8 @@ int main(void) {
         cmocka_unit_test(large_vocabularies),
         cmocka_unit_test(logprobs),
         cmocka_unit_test(checks_name_the_field),
+        cmocka_unit_test(edits_say_what_the_chain_does),
+        cmocka_unit_test(what_a_device_cannot_do),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

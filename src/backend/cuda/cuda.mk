@@ -47,5 +47,5 @@ endif
 bench-cuda: $(B)/tests/ops/bench_cuda
 	$<
 .PHONY: check-cuda
-check-cuda: $(B)/tests/ops/test_cuda $(B)/tests/ops/test_cuda_fixed
+check-cuda: $(addprefix $(B)/tests/ops/,test_cuda test_cuda_fixed test_cuda_sample)
 	@failed=; for t in $^; do echo $$t; $$t || failed=1; done; test -z "$$failed"

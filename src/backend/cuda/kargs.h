@@ -236,12 +236,22 @@ typedef struct k_sample_row {
     int32_t top_k;
     uint64_t seed;
     uint32_t choice, pos;
-    int32_t host, pad;
+    int32_t host;
+    int32_t first_edit, n_edits;
+    float repeat_penalty, presence_penalty, frequency_penalty;
 } k_sample_row;
 
+// mx_sample_edit, as there.
+typedef struct k_sample_edit {
+    int32_t id;
+    float bias;
+    int32_t count, repeated;
+} k_sample_edit;
+
 typedef struct k_sample {
-    KP(const float) logits;
+    KP(float) logits; // edits are written to them
     KP(const k_sample_row) rows;
+    KP(const k_sample_edit) edits;
     KP(const int32_t) counts;
     KP(int32_t) out_id;
     KP(float) out_logprob;

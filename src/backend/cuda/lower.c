@@ -310,6 +310,7 @@ static void lower_sample(cuda_backend *b, const mx_op *op, const mx_tensor *t, C
     const mx_tensor *x = &t[op->in[0]];
     k_sample a = {.logits = cuda_address(b, x, arena),
                   .rows = addr(b->io.sample),
+                  .edits = addr(b->io.edits),
                   .counts = addr(b->io.counts),
                   .out_id = addr(b->io.out_id),
                   .out_logprob = addr(b->io.out_logprob),
@@ -323,7 +324,9 @@ static void lower_sample(cuda_backend *b, const mx_op *op, const mx_tensor *t, C
     CUDA_LAUNCH(b, l, CK_sample, a, a.n_part, x->n_rows, 1, 256, 0);
 }
 
-_Static_assert(sizeof(k_sample_row) == sizeof(mx_sample_row), "kargs.h mirrors mx_sample_row");
+_Static_assert(sizeof(k_sample_row) == sizeof(mx_sample_row) &&
+                   sizeof(k_sample_edit) == sizeof(mx_sample_edit),
+               "kargs.h mirrors mx_sample_row and mx_sample_edit");
 
 void cuda_lower(cuda_backend *b, const mx_plan *plan, const mx_op *op, CUdeviceptr arena,
                 cuda_list *l) {

@@ -256,7 +256,10 @@ mx_status cuda_submit(mx_backend *base, mx_plan *plan, const mx_step_facts *fact
     CHECK(slot >= 0 && slot < MX_STEP_SLOTS && !b->slot_open[slot] && plan->handle);
     CUDA_TRY(cuda_use(b), err);
     const uint8_t *host = b->host[slot];
-    CUDA_TRY(cuda_d.cuMemcpyHtoDAsync(b->step, host, b->layout.input_bytes, b->stream), err);
+    int32_t n_edits = b->host_io[slot].counts[3];
+    CHECK(n_edits >= 0 && n_edits <= b->caps.max_edits);
+    size_t n_in = b->layout.edits_offset + (size_t)n_edits * sizeof(mx_sample_edit);
+    CUDA_TRY(cuda_d.cuMemcpyHtoDAsync(b->step, host, n_in, b->stream), err);
     CUDA_TRY(cuda_d.cuEventRecord(b->begin[slot], b->stream), err);
     MX_TRY(run_plan(b, plan->handle, err));
     CUDA_TRY(cuda_d.cuEventRecord(b->end[slot], b->stream), err);
