@@ -1,6 +1,8 @@
 """The official openai package against the server: chat, streams, tools, log-probabilities, errors."""
 import os
 import sys
+import threading
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 import openai
@@ -113,9 +115,23 @@ def late_error():
         print("late errors seen:", failed)
 
 
+def pings():
+    """Comments while a stream waits are nothing to the client."""
+    with server("--sse-ping-interval", "1", "--n-parallel", "1", "-c", "32768", max_ctx=32768) as address:
+        c = openai.OpenAI(base_url=address + "/v1", api_key="x", max_retries=0)
+        first = c.completions.create(model="any", prompt="x", stream=True, max_tokens=32000)
+        next(iter(first))
+        threading.Timer(2.5, first.close).start()
+        begin = time.monotonic()
+        chunks = list(c.completions.create(model="any", prompt="A", stream=True))
+        assert "".join(k.choices[0].text for k in chunks) == "Hello world!"
+        print("waited", round(time.monotonic() - begin, 1), "s")
+
+
 with server("--api-key", "secret") as where:
     client = openai.OpenAI(base_url=where + "/v1", api_key="secret", max_retries=0, timeout=60)
     for test in (chat, stream, tools, completions, errors):
         test(client)
         print(test.__name__, "ok")
 late_error()
+pings()

@@ -180,12 +180,38 @@ static void the_prompt_cache(void **state) {
     }
 }
 
+// The bytes of the cache count everything and are kept to, also by prompts longer than all of it.
+static void the_cache_keeps_to_its_bytes(void **state) {
+    (void)state;
+    server s = {0};
+    server_start(&s, dir, model, "--prompt-cache-bytes 64K");
+    long long evictions = 0, most = 0;
+    for (int i = 0; i < 120; i++) {
+        char text[CTX] = "", body[CTX + 100];
+        int n = i % 4 == 3 ? 250 : 40 + i % 80;
+        for (int k = 0; k < n; k++) text[k] = (char)('c' + (i * 7 + k * (i % 11 + 1)) % 20);
+        snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"max_tokens\":1}", text);
+        json_decref(post_json(&s, "/v1/completions", body, 200));
+        json_t *v = get_json(&s, "/v1/cache/stats", 200);
+        assert_true(int_at(v, "bytes") <= 64 << 10);
+        assert_int_equal(int_at(v, "max_bytes"), 64 << 10);
+        most = MX_MAX(most, int_at(v, "bytes"));
+        evictions = int_at(v, "evictions");
+        json_decref(v);
+    }
+    assert_true(most > 32 << 10 && evictions > 50); // it was used
+    json_t *v = post_json(&s, "/v1/completions", "{\"prompt\":\"A\",\"temperature\":0}", 200);
+    assert_string_equal(text_at(v, "choices/0/text"), "Hello world!");
+    json_decref(v);
+    server_stop(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(many_prompts),      cmocka_unit_test(many_prompts_in_a_stream),
         cmocka_unit_test(too_many),          cmocka_unit_test(one_bad_prompt),
         cmocka_unit_test(others_are_served), cmocka_unit_test(the_edge_of_the_context_together),
-        cmocka_unit_test(the_prompt_cache),
+        cmocka_unit_test(the_prompt_cache),  cmocka_unit_test(the_cache_keeps_to_its_bytes),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -110,12 +110,12 @@ def write_model(path, max_ctx=2048, out=None):
 
 
 @contextlib.contextmanager
-def server(*flags, model=None, threads="1"):
+def server(*flags, model=None, max_ctx=2048, threads="1"):
     """Yields the address of a server; fails when it does not end well."""
     with tempfile.TemporaryDirectory() as folder:
         if model is None:
             model = os.path.join(folder, "script.gguf")
-            write_model(model)
+            write_model(model, max_ctx)
         log = open(os.path.join(folder, "log"), "w+b")
         env = dict(os.environ, MLXCEL_DEVICE="cpu", MLXCEL_THREADS=threads, HOME=folder)
         p = subprocess.Popen([os.environ["MLXCEL"], "serve", "-m", model, "--port", "0", *flags],
