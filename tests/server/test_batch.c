@@ -131,6 +131,55 @@ static void others_are_served(void **state) {
     json_decref(v);
 }
 
+static long long counter(const server *s, const char *name) {
+    json_t *v = get_json(s, "/v1/stats", 200);
+    long long x = int_at(v, name);
+    json_decref(v);
+    return x;
+}
+
+static int send_endless(const server *s) {
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    put_prompts(&b, 200);
+    mx_buf_puts(&b, ",\"ignore_eos\":true,\"max_tokens\":240}");
+    int fd = dial(s);
+    assert_true(fd >= 0);
+    send_request(fd, "POST", "/v1/completions", NULL, b.data, b.n);
+    mx_buf_free(&b);
+    return fd;
+}
+
+// What was not begun when the client left never begins.
+static void leaving_a_batch(void **state) {
+    (void)state;
+    int fd = send_endless(S);
+    for (int i = 0; i < 1000 && counter(S, "running") == 0; i++) mx_sleep_s(0.005);
+    long long before = counter(S, "requests");
+    close(fd);
+    for (int i = 0; i < 1000 && counter(S, "running") + counter(S, "queued") > 0; i++) {
+        mx_sleep_s(0.005);
+    }
+    assert_int_equal(counter(S, "running") + counter(S, "queued"), 0);
+    assert_true(counter(S, "requests") < before + 100);
+}
+
+// All prompts have one time limit, those that wait too.
+static void one_time_limit(void **state) {
+    (void)state;
+    server s = {0};
+    server_start(&s, dir, model, "--timeout 1 --n-parallel 1");
+    double t = mx_now_s();
+    int fd = send_endless(&s);
+    reply r = read_reply(fd);
+    close(fd);
+    double took = mx_now_s() - t;
+    json_t *v = json_of(r, 504, "a batch that takes too long");
+    json_decref(v);
+    assert_true(took > 0.9 && took < 2 + MX_TEST_SLOW);
+    server_stop(&s);
+}
+
 // Four sequences that reach the end of the context in the same step.
 static void the_edge_of_the_context_together(void **state) {
     (void)state;
@@ -210,7 +259,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(many_prompts),      cmocka_unit_test(many_prompts_in_a_stream),
         cmocka_unit_test(too_many),          cmocka_unit_test(one_bad_prompt),
-        cmocka_unit_test(others_are_served), cmocka_unit_test(the_edge_of_the_context_together),
+        cmocka_unit_test(others_are_served), cmocka_unit_test(leaving_a_batch),
+        cmocka_unit_test(one_time_limit),    cmocka_unit_test(the_edge_of_the_context_together),
         cmocka_unit_test(the_prompt_cache),  cmocka_unit_test(the_cache_keeps_to_its_bytes),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
