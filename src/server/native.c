@@ -17,11 +17,14 @@ static bool bad(srv_req *q, const char *param, const char *why) {
 
 typedef struct id_list { // grows; handed over with mlxcel_free's allocator
     int32_t *v;
-    size_t n;
+    size_t n, cap;
 } id_list;
 
 static void push_ids(id_list *l, const int32_t *v, size_t n) {
-    l->v = mx_realloc(l->v, (l->n + n + 1) * sizeof *l->v);
+    if (l->n + n >= l->cap) {
+        l->cap = (l->n + n + 1) * 2;
+        l->v = mx_realloc(l->v, l->cap * sizeof *l->v);
+    }
     if (n) memcpy(l->v + l->n, v, n * sizeof *v);
     l->n += n;
 }

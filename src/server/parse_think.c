@@ -24,47 +24,55 @@ void think_free(think_parser *p) {
     mx_buf_free(&p->held);
 }
 
-static size_t count_blanks(const mx_buf *b) {
-    size_t n = 0;
-    while (n < b->n && is_blank(b->data[n])) n++;
-    return n;
+// held is blanks, then what may be a tag's beginning.
+static void hold(think_parser *p, char c) {
+    if (p->blanks == p->held.n && is_blank(c)) p->blanks++;
+    mx_buf_putc(&p->held, c);
+}
+
+static void drop_held(think_parser *p) {
+    mx_buf_clear(&p->held);
+    p->blanks = 0;
 }
 
 static void flush(think_parser *p, mx_buf *out) {
     if (p->held.n) mx_buf_add(out, p->held.data, p->held.n);
-    mx_buf_clear(&p->held);
+    drop_held(p);
 }
 
 static void take_maybe(think_parser *p, char c, mx_buf *content) {
-    mx_buf_putc(&p->held, c);
-    size_t blanks = count_blanks(&p->held), n = p->held.n - blanks;
+    hold(p, c);
+    size_t n = p->held.n - p->blanks;
     if (n == 0) return;
-    if (n > sizeof open_tag - 1 || memcmp(p->held.data + blanks, open_tag, n) != 0) {
+    if (n > sizeof open_tag - 1 || memcmp(p->held.data + p->blanks, open_tag, n) != 0) {
         p->mode = OUTSIDE;
         flush(p, content);
     } else if (n == sizeof open_tag - 1) {
         p->mode = OPENED;
-        mx_buf_clear(&p->held);
+        drop_held(p);
     }
 }
 
 // held = blanks, then a proper prefix of the closing tag
 static void take_inside(think_parser *p, char c, mx_buf *reasoning) {
-    size_t blanks = count_blanks(&p->held), n = p->held.n - blanks;
+    size_t n = p->held.n - p->blanks;
     if (c == close_tag[n]) {
-        mx_buf_putc(&p->held, c);
+        hold(p, c);
         if (n + 1 < sizeof close_tag - 1) return;
-        mx_buf_clear(&p->held);
+        drop_held(p);
         p->mode = AFTER;
         return;
     }
     if (n == 0 && is_blank(c)) {
-        mx_buf_putc(&p->held, c);
+        hold(p, c);
         return;
     }
     flush(p, reasoning);
     // c cannot continue the tag, but it may begin one (the tag has one '<', its first byte)
-    mx_buf_putc(c == close_tag[0] || is_blank(c) ? &p->held : reasoning, c);
+    if (c == close_tag[0] || is_blank(c))
+        hold(p, c);
+    else
+        mx_buf_putc(reasoning, c);
 }
 
 static void take(think_parser *p, char c, mx_buf *reasoning, mx_buf *content) {
@@ -98,6 +106,6 @@ void think_push(think_parser *p, mx_str in, mx_buf *reasoning, mx_buf *content) 
 // Held blanks at the end of reasoning are dropped, half a tag is text.
 void think_end(think_parser *p, mx_buf *reasoning, mx_buf *content) {
     if (p->mode == MAYBE) flush(p, content);
-    if (p->mode == INSIDE && count_blanks(&p->held) < p->held.n) flush(p, reasoning);
-    mx_buf_clear(&p->held);
+    if (p->mode == INSIDE && p->blanks < p->held.n) flush(p, reasoning);
+    drop_held(p);
 }

@@ -191,10 +191,21 @@ static bool is_known(const tool_parser *p, const mx_buf *name) {
     return false;
 }
 
-static void to_text(tool_parser *p, mx_buf *held) {
+static void drop_held(tool_parser *p) {
+    mx_buf_clear(&p->held);
+    p->blanks = 0;
+}
+
+// Text: held is blanks, then what may be a marker's beginning.
+static void hold(tool_parser *p, char b) {
+    if (p->blanks == p->held.n && is_blank(b)) p->blanks++;
+    mx_buf_putc(&p->held, b);
+}
+
+static void to_text(tool_parser *p) {
     p->mode = TEXT;
-    put_content(p, held->n ? held->data : "", held->n);
-    mx_buf_clear(held);
+    put_content(p, p->held.n ? p->held.data : "", p->held.n);
+    drop_held(p);
 }
 
 // ---- Modes ----
@@ -206,25 +217,23 @@ static const char *marker(const tool_parser *p) {
 // Text: blanks and what may be the marker's beginning are held back; blanks before it are dropped.
 static void take_text(tool_parser *p, char b) {
     const char *m = marker(p);
-    size_t blanks = 0;
-    while (blanks < p->held.n && is_blank(p->held.data[blanks])) blanks++;
-    size_t n = p->held.n - blanks;
+    size_t n = p->held.n - p->blanks;
     if (b == m[n]) {
-        mx_buf_putc(&p->held, b);
+        hold(p, b);
         if (m[n + 1]) return;
         p->mode = MARKER_SEEN;
-        mx_buf_clear(&p->held);
+        drop_held(p);
         mx_buf_puts(&p->held, m);
         return;
     }
     if (n == 0 && is_blank(b)) {
-        mx_buf_putc(&p->held, b);
+        hold(p, b);
         return;
     }
     put_content(p, p->held.n ? p->held.data : "", p->held.n);
-    mx_buf_clear(&p->held);
+    drop_held(p);
     if (b == m[0] || is_blank(b))
-        mx_buf_putc(&p->held, b);
+        hold(p, b);
     else
         put_content(p, &b, 1);
 }
@@ -249,17 +258,17 @@ static void take_call(tool_parser *p, char b) {
                 mx_buf_add(&p->args, c->args.data, c->args.n);
             else
                 mx_buf_puts(&p->args, "{}");
-            mx_buf_clear(&p->held);
+            drop_held(p);
         }
     } else if (c->begun && c->args.n > before) {
         mx_buf_putc(&p->args, b);
     }
     if (c->phase == C_BAD || (c->phase == C_DONE && !c->begun)) {
         if (!c->begun) mx_buf_add(&p->held, c->raw.data, c->raw.n);
-        to_text(p, &p->held);
+        to_text(p);
     } else if (c->phase == C_DONE) {
         p->mode = AFTER_CALL;
-        mx_buf_clear(&p->held);
+        drop_held(p);
     }
 }
 
@@ -267,7 +276,7 @@ static void take_call(tool_parser *p, char b) {
 static void take_name(tool_parser *p, char b) {
     mx_buf_putc(&p->held, b);
     if (b != '{') {
-        if (p->held.n > 512) to_text(p, &p->held);
+        if (p->held.n > 512) to_text(p);
         return;
     }
     const char *name = p->held.data + strlen(marker(p));
@@ -275,7 +284,7 @@ static void take_name(tool_parser *p, char b) {
     while (n && is_blank(*name)) name++, n--;
     while (n && is_blank(name[n - 1])) n--;
     if (n == 0) {
-        to_text(p, &p->held);
+        to_text(p);
         return;
     }
     start_call(p);
@@ -286,7 +295,7 @@ static void take_name(tool_parser *p, char b) {
     c->phase = C_IN_VALUE;
     c->args_text = false;
     begin_call(p, (mx_str){c->name.data, c->name.n});
-    mx_buf_clear(&p->held);
+    drop_held(p);
     in_value(c, b);
     mx_buf_putc(&p->args, b);
 }
@@ -319,11 +328,11 @@ static void take_after_call(tool_parser *p, char b) {
             mx_buf_putc(&p->held, b);
             if (p->held.n == sizeof closing - 1) {
                 p->mode = TEXT;
-                mx_buf_clear(&p->held);
+                drop_held(p);
             }
             return;
         }
-        to_text(p, &p->held);
+        to_text(p);
         take_text(p, b);
         return;
     }
@@ -347,20 +356,18 @@ static void take_after_call(tool_parser *p, char b) {
 // Llama: a call may only begin the answer.
 static void take_start(tool_parser *p, char b) {
     static const char tag[] = "<|python_tag|>";
-    size_t blanks = 0;
-    while (blanks < p->held.n && is_blank(p->held.data[blanks])) blanks++;
-    size_t n = p->held.n - blanks;
+    size_t n = p->held.n - p->blanks;
     bool tagged = n == sizeof tag - 1;
     if (is_blank(b) && (n == 0 || tagged)) {
-        if (!tagged) mx_buf_putc(&p->held, b);
+        if (!tagged) hold(p, b);
     } else if (b == '{' && (n == 0 || tagged)) {
         start_call(p);
         take_call(p, b);
     } else if (!tagged && b == tag[n]) {
-        mx_buf_putc(&p->held, b);
+        hold(p, b);
     } else {
-        mx_buf_putc(&p->held, b);
-        to_text(p, &p->held);
+        hold(p, b);
+        to_text(p);
     }
 }
 
@@ -378,7 +385,7 @@ static void take(tool_parser *p, char b) {
         take_call(p, b);
         if (p->mode == CALL && p->call.phase == C_NEXT && p->call.raw.n == 0) {
             p->mode = TEXT;
-            mx_buf_clear(&p->held);
+            drop_held(p);
         }
         break;
     case AFTER_CALL: take_after_call(p, b); break;
@@ -418,7 +425,7 @@ void tools_end(tool_parser *p, const tool_sink *sink) {
     while (i < p->held.n && is_blank(p->held.data[i])) i++;
     if (p->mode == AFTER_CALL || (i == p->held.n && p->n_calls > 0)) rest = false;
     if (rest) put_content(p, p->held.n ? p->held.data : "", p->held.n);
-    mx_buf_clear(&p->held);
+    drop_held(p);
     flush_content(p);
     flush_args(p);
     p->mode = TEXT;

@@ -232,8 +232,8 @@ void fields_schema(mx_buf *out, api_kind api); // properties of an OpenAPI objec
 // where the text was cut. Blanks around both parts are dropped.
 typedef struct think_parser {
     int mode;
-    bool held_any;
     mx_buf held;
+    size_t blanks; // that held begins with
 } think_parser;
 void think_init(think_parser *p, bool enabled, bool inside); // inside: the prompt opened it
 void think_push(think_parser *p, mx_str in, mx_buf *reasoning, mx_buf *content);
@@ -259,6 +259,7 @@ typedef struct tool_parser {
     bool known_only;
     const json_t *tools;
     mx_buf held, content, args;
+    size_t blanks; // that held begins with, in text
     call_scan call;
     const tool_sink *sink;
 } tool_parser;

@@ -3,6 +3,7 @@
 #include "server/server_int.h"
 
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -214,6 +215,124 @@ static void llama_calls(void **state) {
     check_tools(TOOLS_LLAMA, "<|pyth", "c:<|pyth");
 }
 
+// ---- Any text ----
+
+static uint64_t state64 = 88172645463325252u;
+
+static uint32_t random_below(uint32_t n) {
+    state64 ^= state64 << 13;
+    state64 ^= state64 >> 7;
+    state64 ^= state64 << 17;
+    return (uint32_t)(state64 >> 33) % n;
+}
+
+// What models write, in no order.
+static void random_text(char *out, size_t cap) {
+    static const char *const parts[] = {"<think>",
+                                        "</think>",
+                                        "<tool_call>",
+                                        "</tool_call>",
+                                        "[TOOL_CALLS]",
+                                        "[ARGS]",
+                                        "[CALL_ID]",
+                                        "<|python_tag|>",
+                                        "{\"name\": \"f\"",
+                                        "\"arguments\"",
+                                        "\"parameters\"",
+                                        ": ",
+                                        "{",
+                                        "}",
+                                        "[",
+                                        "]",
+                                        ",",
+                                        ";",
+                                        "\"",
+                                        "\\",
+                                        "\\\"",
+                                        " ",
+                                        "\n",
+                                        "get_x",
+                                        "é",
+                                        "中",
+                                        "😀",
+                                        "<",
+                                        "</",
+                                        "\\u00e9",
+                                        "\"a\":1",
+                                        "null",
+                                        "true",
+                                        "-1.5e3",
+                                        "x",
+                                        "{}",
+                                        "{\"name\":\"f\",\"arguments\":{\"a\":\"}\"}}",
+                                        "{\"name\":\"get_x\",\"parameters\":"};
+    size_t n = 0;
+    out[0] = 0;
+    for (uint32_t k = 1 + random_below(24); k > 0; k--) {
+        const char *part = parts[random_below(MX_COUNT(parts))];
+        size_t len = strlen(part);
+        if (random_below(8) == 0) len = 1 + random_below((uint32_t)len); // half of one
+        if (n + len >= cap) return;
+        memcpy(out + n, part, len);
+        n += len;
+        out[n] = 0;
+    }
+}
+
+// The same deltas, joined, whole, byte by byte, and in pieces of random sizes.
+static void cuts_change_nothing(void **state) {
+    (void)state;
+    static const tool_format formats[] = {TOOLS_HERMES, TOOLS_MISTRAL, TOOLS_LLAMA, TOOLS_NONE};
+    for (int round = 0; round < 20000; round++) {
+        char text[480];
+        random_text(text, sizeof text);
+        size_t n = strlen(text);
+        tool_format f = formats[round % 4];
+        char *whole = mx_strdup(run_tools(f, text, n, 1000));
+        for (int k = 0; k < 6; k++) {
+            size_t cut = random_below((uint32_t)n + 1), step = k == 0 ? 1 : 1 + random_below(9);
+            const char *got = run_tools(f, text, k == 0 ? 0 : cut, step);
+            if (strcmp(got, whole) != 0)
+                fail_msg("\"%s\" in form %d, cut at %zu by %zu: %s, whole: %s", text, f, cut, step,
+                         got, whole);
+        }
+        mx_free(whole);
+        bool on = round & 1, inside = round & 2;
+        split all = think(text, on, inside, n, 1000);
+        for (int k = 0; k < 6; k++) {
+            size_t cut = random_below((uint32_t)n + 1), step = k == 0 ? 1 : 1 + random_below(9);
+            split s = think(text, on, inside, k == 0 ? 0 : cut, step);
+            if (strcmp(s.reasoning, all.reasoning) != 0 || strcmp(s.content, all.content) != 0)
+                fail_msg("\"%s\" cut at %zu by %zu: \"%s\" and \"%s\"", text, cut, step,
+                         s.reasoning, s.content);
+        }
+        // without reasoning nothing is lost
+        if (!on && strcmp(all.content, text) != 0) fail_msg("\"%s\": \"%s\"", text, all.content);
+    }
+}
+
+// A model that repeats itself for ever costs time in proportion.
+static void long_texts_cost_linear_time(void **state) {
+    (void)state;
+    static const char *const units[] = {
+        " ", "\n", "<", "<tool_call>", "</think", "[TOOL_CALLS]", "[TOOL_CALLS]x", "{", "[", "x"};
+    static const tool_format formats[] = {TOOLS_HERMES, TOOLS_MISTRAL, TOOLS_LLAMA};
+    enum { LONG = 256 << 10 };
+    char *text = mx_alloc(LONG + 64);
+    for (size_t i = 0; i < MX_COUNT(units); i++) {
+        size_t n = 0;
+        for (; n < LONG; n += strlen(units[i])) memcpy(text + n, units[i], strlen(units[i]) + 1);
+        for (size_t f = 0; f < MX_COUNT(formats); f++) {
+            double t = mx_now_s();
+            run_tools(formats[f], text, 0, 5);
+            think(text, true, f == 0, 0, 5);
+            double s = mx_now_s() - t;
+            if (s > 2 * MX_TEST_SLOW) fail_msg("\"%s\" took %.1f s", units[i], s);
+        }
+    }
+    mx_free(text);
+}
+
 // ---- Bodies ----
 
 static void *nested(int depth, size_t *n) {
@@ -264,10 +383,15 @@ static void bodies_are_bounded(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reasoning_is_split), cmocka_unit_test(text_that_only_looks_like_it_stays),
-        cmocka_unit_test(hermes_calls),       cmocka_unit_test(what_is_no_call_is_text),
-        cmocka_unit_test(mistral_calls),      cmocka_unit_test(llama_calls),
+        cmocka_unit_test(reasoning_is_split),
+        cmocka_unit_test(text_that_only_looks_like_it_stays),
+        cmocka_unit_test(hermes_calls),
+        cmocka_unit_test(what_is_no_call_is_text),
+        cmocka_unit_test(mistral_calls),
+        cmocka_unit_test(llama_calls),
         cmocka_unit_test(bodies_are_bounded),
+        cmocka_unit_test(cuts_change_nothing),
+        cmocka_unit_test(long_texts_cost_linear_time),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     mx_buf_free(&log_text);
