@@ -1,4 +1,5 @@
 """The official openai package against the server: chat, streams, tools, log-probabilities, errors."""
+import asyncio
 import os
 import sys
 import threading
@@ -72,6 +73,30 @@ def tools(c):
     assert (name, arguments) == ("get_weather", '{"city":"Paris"}')
 
 
+def helpers(c):
+    """The package's own reading of streams, raw answers, and thirty requests at once."""
+    with c.chat.completions.stream(model="any", messages=user("A"), logprobs=True, top_logprobs=2) as s:
+        assert {"content.delta", "content.done", "logprobs.content.done"} <= {e.type for e in s}
+        choice = s.get_final_completion().choices[0]
+    assert choice.message.content == "Hello world!"
+    assert [t.token for t in choice.logprobs.content] == ["Hello ", "wor", "ld!"], choice.logprobs
+    with c.chat.completions.stream(model="any", messages=user("T"), tools=TOOLS,
+                                   stream_options={"include_usage": True}) as s:
+        assert "tool_calls.function.arguments.done" in {e.type for e in s}
+        whole = s.get_final_completion()
+    assert whole.choices[0].message.tool_calls[0].function.arguments == '{"city":"Paris"}'
+    assert whole.usage.completion_tokens == 5
+    raw = c.chat.completions.with_raw_response.create(model="any", messages=user("A"))
+    assert raw.headers["x-request-id"].startswith("req_") and raw.parse().choices
+
+    async def many():
+        a = openai.AsyncOpenAI(base_url=str(c.base_url), api_key=c.api_key, max_retries=0)
+        answers = [a.chat.completions.create(model="any", messages=user("A")) for _ in range(30)]
+        assert {r.choices[0].message.content for r in await asyncio.gather(*answers)} == {"Hello world!"}
+
+    asyncio.run(many())
+
+
 def completions(c):
     r = c.completions.create(model="any", prompt=["A", [98, 65]], max_tokens=1, logprobs=1, echo=True)
     assert [k.text for k in r.choices] == ["AHello ", "bAHello "]
@@ -130,7 +155,7 @@ def pings():
 
 with server("--api-key", "secret") as where:
     client = openai.OpenAI(base_url=where + "/v1", api_key="secret", max_retries=0, timeout=60)
-    for test in (chat, stream, tools, completions, errors):
+    for test in (chat, stream, tools, helpers, completions, errors):
         test(client)
         print(test.__name__, "ok")
 late_error()
