@@ -109,7 +109,7 @@ def main():
         print("exact_match", answers, "bits per byte", first["results"]["mlxcel_text"]["bits_per_byte,none"])
         assert own or answers == 0.5  # the two questions that end with A
         # several prompts in a request, several requests at once, texts instead of ids: the same
-        forms = [{"batch_size": 8}, {"num_concurrent": 6}, {"tokenized_requests": False}]
+        forms = [{"batch_size": 40}, {"num_concurrent": 6}, {"tokenized_requests": False}]
         if len(ask(address, "/tokenize", {"prompt": "x"})["tokens"]) > 1:
             forms.pop()  # a text gets a BOS that lm-eval does not count
         for more in forms:
