@@ -97,6 +97,21 @@ static void retire(mlxcel_engine *e) {
 
 // ---- One step ----------------------------------------------------------------------------------
 
+// Choices share the prompt's state: the first one computes it, the others begin with its pages.
+static bool follows(const mlxcel_engine *e, const eng_seq *s) {
+    const eng_seq *first = &s->req->seqs[0];
+    bool paged = mx_kv_get_spec(e->kv)->storage == MX_KV_PAGED;
+    return paged && s->choice > 0 && !s->req->p.score && !first->finished && s->n_prompt > 1;
+}
+
+static bool take_fork(mlxcel_engine *e, eng_seq *s) {
+    const eng_seq *first = &s->req->seqs[0];
+    if (!follows(e, s) || first->kv < 0 || first->n_past < s->n_prompt) return false;
+    if (!mx_kv_fork(e->kv, first->kv, s->kv, s->n_prompt - 1)) return false;
+    s->n_past = s->n_prompt - 1; // the last token is left to run: its logits are needed
+    return true;
+}
+
 static void describe(mlxcel_engine *e) {
     int32_t score_rows = MX_MAX(1, e->caps.max_out / MX_MAX(1, e->params.max_batch));
     for (int32_t i = 0; i < e->n_running; i++) {
@@ -108,6 +123,8 @@ static void describe(mlxcel_engine *e) {
                                     .priority = levels[s->req->p.priority],
                                     .arrival = s->arrival,
                                     .wait_ticks = s->wait_ticks,
+                                    .held = s->phase == SCHED_WAITING && follows(e, s) &&
+                                            s->req->seqs[0].n_past < s->n_prompt,
                                     .max_chunk = s->req->p.score ? score_rows : 0};
     }
 }
@@ -118,6 +135,10 @@ static int64_t free_positions(const mlxcel_engine *e) {
     int64_t least = INT64_MAX;
     for (int32_t g = 0; g < e->caps.n_groups; g++) {
         least = MX_MIN(least, (int64_t)st.free_pages[g] * e->caps.page_tokens[g]);
+    }
+    for (int32_t i = 0; i < e->n_running; i++) { // what they copy before they write
+        int32_t kv = e->running[i]->kv;
+        if (kv >= 0 && mx_kv_tail_shared(e->kv, kv)) least -= e->caps.page_tokens[0];
     }
     int64_t plenty = (int64_t)e->caps.max_tok + (int64_t)e->caps.max_range * e->caps.page_tokens[0];
     if (e->prefix && least < plenty) {
@@ -146,7 +167,7 @@ static void admit(mlxcel_engine *e, eng_seq *s) {
     CHECK(s->kv >= 0);
     s->phase = SCHED_PREFILLING;
     mlxcel_request *r = s->req;
-    restore_prefix(e, s);
+    if (!take_fork(e, s)) restore_prefix(e, s);
     if (!r->started) {
         r->started = true;
         r->started_s = mx_now_s();
@@ -238,6 +259,10 @@ static void update_phases(mlxcel_engine *e) {
         eng_seq *s = e->running[i];
         if (s->phase == SCHED_WAITING || s->finished) continue;
         bool decoding = s->n_past >= s->n_prompt && s->n_tokens - s->n_past <= 1;
+        if (decoding && s->choice == 0 && s->req->p.n_choices > 1 && !s->req->led) {
+            s->req->led = true; // once: the other choices begin now, they need one row each
+            e->decode_ticks = e->sched.grant_interval;
+        }
         s->phase = decoding ? SCHED_DECODING : SCHED_PREFILLING;
     }
 }

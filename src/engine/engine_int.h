@@ -56,9 +56,9 @@ struct mlxcel_request {
     char **stops;
     // engine thread
     eng_seq *seqs;
-    uint64_t salt;  // of the prefix index
-    int32_t n_live; // choices not finished
-    bool started;
+    uint64_t salt;     // of the prefix index
+    int32_t n_live;    // choices not finished
+    bool started, led; // led: its other choices were let in
     mlxcel_timings t;
     double submitted_s, started_s, prefilled_s, first_s, deadline_s;
     mlxcel_finish first_finish;
@@ -126,7 +126,8 @@ struct mlxcel_engine {
     mx_step_caps caps;
     mx_step_io io[MX_STEP_SLOTS];
     flight flights[MX_STEP_SLOTS];
-    bool pipeline; // the next step may be submitted before the last token is read
+    bool pipeline;         // the next step may be submitted before the last token is read
+    bool storage_declined; // paged was asked for and is not there
     sched_config sched;
     chunk_rule chunk;
     int32_t decode_ticks;

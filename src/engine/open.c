@@ -77,16 +77,21 @@ mx_status engine_load_text(mlxcel_engine *e, mx_err *err) {
 // ---- Sizes
 // ---------------------------------------------------------------------------------------
 
-static mx_kv_storage choose_storage(mlxcel_engine *e, mx_err *err, mx_status *st) {
-    const char *want = e->params.kv_storage ? e->params.kv_storage : "auto";
-    *st = MX_OK;
-    if (strcmp(want, "paged") == 0) return MX_KV_PAGED;
-    if (strcmp(want, "dense") == 0) return MX_KV_DENSE;
-    if (strcmp(want, "auto") != 0) {
-        *st = mx_err_set(err, MX_INVALID, "KV storage '%s': expected auto, paged or dense", want);
+static mx_status choose_storage(mlxcel_engine *e, mx_kv_storage *out, mx_err *err) {
+    const mlxcel_params *p = &e->params;
+    const char *want = p->kv_storage ? p->kv_storage : "auto";
+    mx_model_info info;
+    mx_model_get_info(e->model, &info);
+    bool can_page = info.family->dense_only == NULL;
+    if (!mx_kv_choose(want, p->max_batch > 1, p->prefix_cache_bytes > 0, can_page, out,
+                      &e->storage_declined)) {
+        return mx_err_set(err, MX_INVALID, "KV storage '%s': expected auto, paged or dense", want);
     }
-    bool paged = e->params.max_batch > 1 || e->params.prefix_cache_bytes > 0;
-    return paged ? MX_KV_PAGED : MX_KV_DENSE;
+    if (e->storage_declined) {
+        mx_log(MX_LOG_INFO, "Paged decode storage requested but unavailable for this worker; "
+                            "falling back to dense");
+    }
+    return MX_OK;
 }
 
 static mx_status choose_codec(mlxcel_engine *e, mx_dtype *codec, mx_err *err) {
@@ -116,15 +121,15 @@ static mx_status choose_sizes(mlxcel_engine *e, const mx_hparams *hp, mx_kv_spec
                p->ctx_size, (long long)hp->max_ctx);
     }
     chunk_choose(e);
-    mx_status st;
-    *spec = (mx_kv_spec){.storage = choose_storage(e, err, &st),
+    mx_kv_storage storage;
+    MX_TRY(choose_storage(e, &storage, err));
+    *spec = (mx_kv_spec){.storage = storage,
                          .page_tokens = 32,
                          .max_ctx = (p->ctx_size + 31) / 32 * 32, // whole pages
                          .max_seqs = p->max_batch,
                          .max_chunk = p->prefill_chunk,
                          .cache_bytes = p->prefix_cache_bytes,
                          .budget_bytes = p->kv_budget_bytes};
-    MX_TRY(st);
     if (spec->storage == MX_KV_DENSE) spec->cache_bytes = 0;
     mx_dtype codec;
     MX_TRY(choose_codec(e, &codec, err));
@@ -197,6 +202,19 @@ static char *capability_text(const mlxcel_engine *e) {
     return mx_buf_take(&t);
 }
 
+static char *fallbacks_text(const mlxcel_engine *e, const mx_family *f) {
+    mx_buf t;
+    mx_buf_init(&t, 0);
+    if (e->storage_declined) {
+        mx_buf_printf(&t, "paged storage: dense instead, %s cannot: %s", f->name, f->dense_only);
+    }
+    if (e->params.prefix_cache_bytes > 0 && !e->prefix) {
+        if (t.n) mx_buf_putc(&t, '\n');
+        mx_buf_puts(&t, "prefix cache: off, it needs paged storage");
+    }
+    return t.n ? mx_buf_take(&t) : mx_strdup("");
+}
+
 static void fill_info(mlxcel_engine *e) {
     mx_model_info m;
     mx_load_stats l;
@@ -215,8 +233,7 @@ static void fill_info(mlxcel_engine *e) {
     i->kv_storage = kv->storage == MX_KV_PAGED ? "paged" : "dense";
     i->kv_type = kv->groups[0].codec == MX_F32 ? "f32" : "f16";
     i->decode_path = "native batched forward";
-    bool no_cache = e->params.prefix_cache_bytes > 0 && !e->prefix;
-    i->fallbacks = no_cache ? "prefix cache: off, it needs paged storage" : "";
+    i->fallbacks = e->info_text[7] = fallbacks_text(e, m.family);
     i->budget_prefill = budget_text(e, 1, MX_PHASE_PREFILL);
     i->budget_decode = budget_text(e, 2, MX_PHASE_DECODE);
     i->budget_decode_sync = budget_text(e, 3, MX_PHASE_DECODE_SYNC);
@@ -318,6 +335,7 @@ mx_status engine_load(mlxcel_engine *e, mx_err *err) {
     e->sampler = mx_sampler_open(n_vocab);
     mx_log(MX_LOG_DEBUG, "prefill chunk: %d tokens (%s)", e->params.prefill_chunk, e->chunk.why);
     fill_info(e);
+    e->stats.storage_fallbacks = e->storage_declined;
     return MX_OK;
 }
 

@@ -32,7 +32,7 @@ static int32_t first_waiting(const sched_config *c, const sched_state *s, const 
     int32_t best = -1;
     for (int32_t i = 0; i < s->n_seqs; i++) {
         const sched_seq *q = &s->seqs[i];
-        if (q->phase != SCHED_WAITING || admit[i]) continue;
+        if (q->phase != SCHED_WAITING || q->held || admit[i]) continue;
         if (best < 0) {
             best = i;
             continue;
@@ -151,7 +151,7 @@ sched_decision sched_decide(const sched_config *c, const sched_state *s, int32_t
         n_tok[i] = 0;
         admit[i] = 0;
         decoding |= s->seqs[i].phase == SCHED_DECODING;
-        want_prefill |= s->seqs[i].phase != SCHED_DECODING;
+        want_prefill |= s->seqs[i].phase != SCHED_DECODING && !s->seqs[i].held;
         p.n_admitted += s->seqs[i].phase != SCHED_WAITING;
     }
     bool granted = want_prefill && (!decoding || s->decode_ticks >= c->grant_interval);

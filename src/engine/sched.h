@@ -18,6 +18,7 @@ typedef struct sched_seq {
     int32_t priority;   // 0 low, 1 normal, 2 high
     uint64_t arrival;   // ticket number: lower came first
     int64_t wait_ticks; // steps spent waiting, for ageing
+    bool held;          // waiting for another of its request: not to be admitted yet
     int32_t max_chunk; // at most this many of its tokens in one step (score requests), 0 = no limit
 } sched_seq;
 

@@ -28,7 +28,18 @@ struct mx_kv {
     mx_kv_spec spec;
     pool pools[MX_MAX_KV_GROUPS];
     seq *seqs;
+    void *bounce; // one page of one layer, made when the first page is copied
+    size_t bounce_bytes;
 };
+
+bool mx_kv_choose(const char *word, bool several, bool shared, bool can_page, mx_kv_storage *out,
+                  bool *declined) {
+    bool by_name = strcmp(word, "paged") == 0, is_auto = strcmp(word, "auto") == 0;
+    bool wanted = by_name || (is_auto && (several || shared));
+    *out = wanted && can_page ? MX_KV_PAGED : MX_KV_DENSE;
+    *declined = by_name && !can_page;
+    return by_name || is_auto || strcmp(word, "dense") == 0;
+}
 
 static int32_t ceil_div(int32_t a, int32_t b) {
     return (a + b - 1) / b;
@@ -137,6 +148,11 @@ mx_status mx_kv_open(mx_kv **out, mx_backend *b, const mx_kv_spec *spec, mx_err 
     mx_status st = MX_OK;
     for (int32_t g = 0; g < spec->n_groups && st == MX_OK; g++) st = open_pool(kv, g, err);
     kv->spec.page_tokens = page_tokens_of(spec);
+    for (int32_t g = 0; g < spec->n_groups; g++) {
+        const mx_kv_group *x = &spec->groups[g];
+        size_t n = 4u * (size_t)x->n_kv_head * (size_t)kv->spec.page_tokens * (size_t)x->head_dim;
+        kv->bounce_bytes = MX_MAX(kv->bounce_bytes, n);
+    }
     for (int32_t i = 0; i < spec->max_seqs && st == MX_OK; i++) {
         for (int32_t g = 0; g < spec->n_groups; g++) {
             kv->seqs[i].pages[g] = mx_calloc((size_t)kv->pools[g].max_logical, sizeof(int32_t));
@@ -171,6 +187,7 @@ void mx_kv_close(mx_kv *kv) {
         for (int32_t g = 0; g < kv->spec.n_groups; g++) mx_free(kv->seqs[i].pages[g]);
     }
     mx_free(kv->seqs);
+    mx_free(kv->bounce);
     mx_free(kv);
 }
 
@@ -257,6 +274,50 @@ int32_t mx_kv_seq_len(const mx_kv *kv, int32_t id) {
     return kv->seqs[id].len;
 }
 
+// ---- Copy on write ---------------------------------------------------------------------------
+
+// The page of group g that the next position goes into, when others hold it too; else -1.
+static int32_t shared_tail(const mx_kv *kv, const seq *s, int32_t g) {
+    int32_t i = s->len / kv->spec.page_tokens;
+    if (i >= s->reserved || i < s->first[g] || s->pages[g][i] < 0) return -1;
+    return kv->pools[g].refs[s->pages[g][i]] > 1 ? s->pages[g][i] : -1;
+}
+
+bool mx_kv_tail_shared(const mx_kv *kv, int32_t id) {
+    for (int32_t g = 0; g < kv->spec.n_groups; g++) {
+        if (shared_tail(kv, &kv->seqs[id], g) >= 0) return true;
+    }
+    return false;
+}
+
+static mx_status copy_page(mx_kv *kv, int32_t gi, int32_t from, int32_t to, mx_err *err) {
+    const mx_kv_group *g = &kv->spec.groups[gi];
+    size_t elem = g->codec == MX_F32 ? 4 : 2;
+    size_t n = (size_t)g->n_kv_head * (size_t)kv->spec.page_tokens * (size_t)g->head_dim * elem;
+    if (!kv->bounce) kv->bounce = mx_alloc(kv->bounce_bytes);
+    CHECK(n <= kv->bounce_bytes);
+    const mx_backend_ops *ops = kv->backend->ops;
+    for (int32_t il = 0; il < g->n_layers; il++) {
+        mx_buffer *bufs[] = {kv->pools[gi].k_buf[il], kv->pools[gi].v_buf[il]};
+        for (int i = 0; i < 2; i++) {
+            MX_TRY(ops->read(kv->backend, bufs[i], (size_t)from * n, kv->bounce, n, err));
+            MX_TRY(ops->write(kv->backend, bufs[i], (size_t)to * n, kv->bounce, n, err));
+        }
+    }
+    return MX_OK;
+}
+
+// Gives the sequence a page of its own where it is about to write; there is one free.
+static mx_status own_tail(mx_kv *kv, seq *s, int32_t g, mx_err *err) {
+    int32_t page = shared_tail(kv, s, g);
+    if (page < 0) return MX_OK;
+    int32_t own = take_page(&kv->pools[g]);
+    mx_status st = copy_page(kv, g, page, own, err);
+    mx_kv_page_unref(kv, g, st == MX_OK ? page : own);
+    if (st == MX_OK) s->pages[g][s->len / kv->spec.page_tokens] = own;
+    return st;
+}
+
 mx_status mx_kv_reserve(mx_kv *kv, int32_t id, int32_t new_len, mx_err *err) {
     seq *s = &kv->seqs[id];
     CHECK(s->open);
@@ -266,12 +327,15 @@ mx_status mx_kv_reserve(mx_kv *kv, int32_t id, int32_t new_len, mx_err *err) {
                           "try increasing it",
                           new_len, kv->spec.max_ctx);
     }
-    int32_t need = ceil_div(new_len, kv->spec.page_tokens);
-    if (need <= s->reserved) return MX_OK;
-    for (int32_t g = 0; g < kv->spec.n_groups; g++) {
-        if (kv->pools[g].n_free >= need - s->reserved) continue;
-        return mx_err_set(err, MX_BUSY, "KV cache: %d pages needed, %d free", need - s->reserved,
+    int32_t need = MX_MAX(ceil_div(new_len, kv->spec.page_tokens), s->reserved);
+    for (int32_t g = 0; g < kv->spec.n_groups && new_len > s->len; g++) {
+        int32_t more = need - s->reserved + (shared_tail(kv, s, g) >= 0);
+        if (kv->pools[g].n_free >= more) continue;
+        return mx_err_set(err, MX_BUSY, "KV cache: %d pages needed, %d free", more,
                           kv->pools[g].n_free);
+    }
+    for (int32_t g = 0; g < kv->spec.n_groups && new_len > s->len; g++) {
+        MX_TRY(own_tail(kv, s, g, err));
     }
     for (int32_t g = 0; g < kv->spec.n_groups; g++) {
         for (int32_t i = s->reserved; i < need; i++) s->pages[g][i] = take_page(&kv->pools[g]);
@@ -345,6 +409,29 @@ void mx_kv_adopt(mx_kv *kv, int32_t id, const int32_t *const *pages, int32_t n_p
     }
     s->reserved = n_pages;
     s->len = n_pages * kv->spec.page_tokens;
+}
+
+bool mx_kv_fork(mx_kv *kv, int32_t src, int32_t dst, int32_t len) {
+    const seq *from = &kv->seqs[src];
+    seq *to = &kv->seqs[dst];
+    CHECK(from->open && to->open && to->reserved == 0 && len >= 0 && len <= from->len);
+    if (kv->spec.storage == MX_KV_DENSE) return false;
+    int32_t n = ceil_div(len, kv->spec.page_tokens), first[MX_MAX_KV_GROUPS];
+    for (int32_t g = 0; g < kv->spec.n_groups; g++) {
+        int32_t window = kv->spec.groups[g].window;
+        first[g] = window ? MX_MAX(0, len - window + 1) / kv->spec.page_tokens : 0;
+        if (from->first[g] > first[g]) return false;
+    }
+    for (int32_t g = 0; g < kv->spec.n_groups; g++) {
+        to->first[g] = MX_MIN(first[g], n);
+        for (int32_t i = 0; i < n; i++) {
+            to->pages[g][i] = i < to->first[g] ? -1 : from->pages[g][i];
+            if (to->pages[g][i] >= 0) mx_kv_page_ref(kv, g, to->pages[g][i]);
+        }
+    }
+    to->reserved = n;
+    to->len = len;
+    return true;
 }
 
 void mx_kv_get_stats(const mx_kv *kv, mx_kv_stats *out) {

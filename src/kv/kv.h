@@ -31,6 +31,12 @@ typedef struct mx_kv_spec {
     uint64_t budget_bytes; // 0 = room for max_seqs full contexts; else the pool is cut to it
 } mx_kv_spec;
 
+// The storage for a word: "paged", "dense", or "auto": paged for several sequences or when prefixes
+// are shared, if the family can. *declined: paged was asked for by name and cannot be had. False:
+// another word.
+bool mx_kv_choose(const char *word, bool several, bool shared, bool can_page, mx_kv_storage *out,
+                  bool *declined);
+
 // Bytes that one position costs while every group keeps it, and the pool's whole size.
 uint64_t mx_kv_token_bytes(const mx_kv_spec *spec);
 uint64_t mx_kv_pool_bytes(const mx_kv_spec *spec);
@@ -50,8 +56,8 @@ const mx_tensor *mx_kv_v(const mx_kv *kv, int32_t group, int32_t layer);
 int32_t mx_kv_seq_open(mx_kv *kv);
 void mx_kv_seq_close(mx_kv *kv, int32_t seq);
 int32_t mx_kv_seq_len(const mx_kv *kv, int32_t seq);
-// Makes room for positions up to new_len (exclusive). BUSY when the pool is empty: nothing was
-// taken then. CONTEXT when new_len > max_ctx.
+// Makes room for positions up to new_len (exclusive), in pages of its own from the present length
+// on. BUSY when the pool is empty: nothing was taken then. CONTEXT when new_len > max_ctx.
 mx_status mx_kv_reserve(mx_kv *kv, int32_t seq, int32_t new_len, mx_err *err);
 // The sequence now holds len positions (<= reserved). Gives back pages behind windows.
 void mx_kv_commit(mx_kv *kv, int32_t seq, int32_t len);
@@ -62,7 +68,8 @@ bool mx_kv_truncate(mx_kv *kv, int32_t seq, int32_t len);
 void mx_kv_fill(const mx_kv *kv, int32_t seq, const mx_step_range *range, int32_t range_index,
                 const mx_step_caps *caps, mx_step_io *io);
 
-// Sharing (prefix cache). Pages are reference-counted; only full pages are shared.
+// Sharing. Pages are reference-counted; a page that others hold too is copied before it is written
+// to (mx_kv_reserve).
 // Page of logical page i in a group, or -1 when dropped or absent.
 int32_t mx_kv_page(const mx_kv *kv, int32_t seq, int32_t group, int32_t i);
 void mx_kv_page_ref(mx_kv *kv, int32_t group, int32_t page);
@@ -71,6 +78,12 @@ void mx_kv_page_unref(mx_kv *kv, int32_t group, int32_t page);
 // Starts an empty sequence from shared pages: for each group, pages[g][0..n_pages) (entries -1
 // where a window has passed); each gets a reference. Length becomes n_pages * page_tokens.
 void mx_kv_adopt(mx_kv *kv, int32_t seq, const int32_t *const *pages, int32_t n_pages);
+
+// Starts the empty sequence dst from the first len positions of src, the page that len is within
+// included. False, and nothing changed: dense storage, or a window of src has passed some of them.
+bool mx_kv_fork(mx_kv *kv, int32_t src, int32_t dst, int32_t len);
+// True when the next position goes into a page that others hold too: reserving takes a page more.
+bool mx_kv_tail_shared(const mx_kv *kv, int32_t seq);
 
 typedef struct mx_kv_stats {
     int32_t n_pages[MX_MAX_KV_GROUPS], free_pages[MX_MAX_KV_GROUPS];

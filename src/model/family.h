@@ -123,6 +123,9 @@ typedef struct mx_family {
     size_t n_weights;
     mx_act act;
     float embed_scale_power; // embedding times d_model^this (0 or 0.5)
+    // Why its sequence state cannot be kept in pages; NULL: every layer's is keys and values, which
+    // can (all formats).
+    const char *dense_only;
     // Checks and derives what the rows cannot say (layer types, scales). May be NULL.
     mx_status (*finish)(mx_hparams *hp, const mx_weights *w, mx_arena *a, mx_err *err);
     // Fills what differs by layer; attn sizes, scale and window come filled from hparams.

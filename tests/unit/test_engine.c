@@ -514,6 +514,62 @@ static void choices_differ_and_repeat(void **state) {
     mlxcel_close(e);
 }
 
+static void run_choices(const mlxcel_params *p, const int32_t *ids, size_t n, uint64_t hash[4],
+                        mlxcel_stats *stats) {
+    mlxcel_engine *e = open_engine(p);
+    mlxcel_request_params q;
+    mlxcel_request_params_init(&q);
+    q.ids = ids;
+    q.n_ids = n;
+    q.max_tokens = 70; // pages of their own follow
+    q.n_choices = 4;
+    q.sampling.temperature = 1.5f;
+    q.sampling.seed = 7;
+    q.sampling.has_seed = q.sampling.ignore_eos = q.hash_logits = true;
+    mlxcel_request *r;
+    mlxcel_error err;
+    assert_int_equal(mlxcel_submit(e, &q, &r, &err), MX_OK);
+    mlxcel_event ev;
+    while (mlxcel_next_event(r, 60, &ev)) {
+        if (ev.kind == MLXCEL_EVENT_CHOICE) hash[ev.choice] = ev.token_hash ^ ev.logit_hash;
+    }
+    mlxcel_request_free(r);
+    mlxcel_get_stats(e, stats);
+    assert_int_equal(stats->kv_pages, stats->kv_pages_free);
+    mlxcel_close(e);
+}
+
+// In pages the prompt of several choices is computed once; the page it ends in is copied by each.
+static void choices_share_the_prompt(void **state) {
+    (void)state;
+    static const size_t lengths[] = {1, 2, 32, 33, 77};
+    int32_t ids[100];
+    make_prompt(ids, 100, 41);
+    for (size_t i = 0; i < MX_COUNT(lengths); i++) {
+        size_t n = lengths[i];
+        uint64_t apart[4], shared[4], two[4], tight[4];
+        mlxcel_stats s;
+        mlxcel_params p = {
+            .max_batch = 4, .kv_storage = "dense", .prefill_chunk = 50, .ctx_size = 512};
+        run_choices(&p, ids, n, apart, &s);
+        assert_int_equal(s.prompt_tokens, 4 * n);
+        p.kv_storage = "paged";
+        run_choices(&p, ids, n, shared, &s);
+        assert_int_equal(s.prompt_tokens, n + 3);
+        p.max_batch = 2; // the others begin when the first has ended
+        run_choices(&p, ids, n, two, &s);
+        p.max_batch = 4; // and put back, in a pool for one context
+        p.ctx_size = 192;
+        p.kv_budget_bytes = s.kv_pool_bytes / 2 * 192 / 512;
+        run_choices(&p, ids, n, tight, &s);
+        if (n == 77) assert_true(s.preemptions > 0);
+        assert_memory_equal(tight, apart, sizeof apart);
+        assert_memory_equal(shared, apart, sizeof apart);
+        assert_memory_equal(two, apart, sizeof apart);
+        assert_true(apart[0] != apart[1] && apart[2] != apart[3]);
+    }
+}
+
 // Scores of a text are the same in one chunk, in many, and from decoding it token by token.
 static void scores_are_teacher_forced(void **state) {
     (void)state;
@@ -580,6 +636,7 @@ int main(void) {
         cmocka_unit_test(bad_requests_are_refused_by_name),
         cmocka_unit_test(a_full_queue_is_busy),
         cmocka_unit_test(choices_differ_and_repeat),
+        cmocka_unit_test(choices_share_the_prompt),
         cmocka_unit_test(scores_are_teacher_forced),
         cmocka_unit_test(a_broken_model_does_not_open),
     };
