@@ -48,7 +48,7 @@ static const char schemas[] =
     "\"boolean\"},\"chat_template_kwargs\":{\"type\":\"object\"},\"chat_template\":{\"type\":"
     "\"string\"},\"model\":{\"type\":\"string\"}}}";
 
-static const int error_codes[] = {400, 401, 403, 404, 405, 413, 500, 501, 503, 504};
+static const int error_codes[] = {400, 401, 403, 404, 405, 413, 414, 431, 500, 501, 503, 504};
 
 static void put_request_schema(mx_buf *b, const char *name, const char *required, api_kind api) {
     mx_buf_printf(b,
