@@ -33,7 +33,7 @@ typedef struct mlxcel_request mlxcel_request;
 typedef struct mlxcel_params { // zero means the default
     const char *model;         // path (file or folder) or "synthetic:NAME"; required. Names are
                                // resolved by the caller
-    const char *device;        // "cpu", "cuda", "gpu"; NULL: MLXCEL_DEVICE, else cuda when there
+    const char *device;        // "cpu", "cuda", "cuda:N"; NULL: MLXCEL_DEVICE, else cuda if there
     int32_t n_threads;         // 0: MLXCEL_THREADS, else what the machine computes well with
     int32_t ctx_size;          // positions of one request; 0: the model's, at most 8192
     int32_t max_batch;         // sequences decoded together; default 1 (command line), server more

@@ -10,32 +10,48 @@
 
 #include <string.h>
 
-static mx_status open_cuda(const mx_device_options *o, mx_backend **out, mx_err *err) {
+static mx_status open_cuda(const mx_device_options *o, int gpu, mx_backend **out, mx_err *err) {
 #ifdef HAVE_CUDA_MODULE
-    return mx_cuda_open_with(&(mx_cuda_options){.deterministic = o->deterministic}, out, err);
+    mx_cuda_options c = {.device = gpu, .deterministic = o->deterministic};
+    return mx_cuda_open_with(&c, out, err);
 #else
-    (void)o;
+    (void)o, (void)gpu;
     *out = NULL;
     return mx_err_set(err, MX_NOTFOUND, "this build has no CUDA backend");
 #endif
+}
+
+// The number of "cuda:N"; 0 for "cuda" and "gpu".
+static mx_status gpu_number(const char *want, int *out, mx_err *err) {
+    int64_t n = 0;
+    bool plain = strcmp(want, "cuda") == 0 || strcmp(want, "gpu") == 0;
+    bool numbered = want[4] == ':' && mx_parse_i64(want + 5, &n) && n >= 0 && n <= INT32_MAX;
+    if (!plain && !numbered) {
+        return mx_err_set(err, MX_INVALID, "device '%s': expected cuda:N, N the number of a GPU",
+                          want);
+    }
+    *out = (int)n;
+    return MX_OK;
 }
 
 mx_status mx_device_open(const mx_device_options *o, mx_backend **out, mx_err *err) {
     const char *want = o->want;
     *out = NULL;
     if (!want || !want[0]) want = mx_knob_text(MX_KNOB_DEVICE);
-    bool gpu = strcmp(want, "cuda") == 0 || strcmp(want, "gpu") == 0;
-    if (want[0] && !gpu && strcmp(want, "cpu") != 0) {
-        return mx_err_set(err, MX_INVALID, "device '%s': expected cpu, cuda or gpu", want);
+    int gpu = 0;
+    bool cuda = strncmp(want, "cuda", 4) == 0 || strcmp(want, "gpu") == 0;
+    if (want[0] && !cuda && strcmp(want, "cpu") != 0) {
+        return mx_err_set(err, MX_INVALID, "device '%s': expected cpu, cuda, cuda:N or gpu", want);
     }
-    if (gpu) {
-        mx_status st = open_cuda(o, out, err);
+    if (cuda) {
+        MX_TRY(gpu_number(want, &gpu, err));
+        mx_status st = open_cuda(o, gpu, out, err);
         if (st != MX_OK) mx_err_prefix(err, "device %s", want);
         return st;
     }
     if (!want[0]) {
         mx_err why = {0};
-        if (open_cuda(o, out, &why) == MX_OK) return MX_OK;
+        if (open_cuda(o, 0, out, &why) == MX_OK) return MX_OK;
         mx_log(MX_LOG_INFO, "no GPU: %s; using the CPU", why.msg);
     }
     return mx_cpu_open(o->n_threads, out, err);

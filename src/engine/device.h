@@ -5,8 +5,8 @@
 #include "backend/backend.h"
 
 typedef struct mx_device_options {
-    const char *want;   // "cpu", "cuda", "gpu" (= cuda); "" or NULL: MLXCEL_DEVICE, else cuda when
-                        // there is one, else the CPU (said at info level)
+    const char *want;   // "cpu", "cuda", "gpu" (= cuda), "cuda:N"; "" or NULL: MLXCEL_DEVICE, else
+                        // cuda when there is one, else the CPU (said at info level)
     int32_t n_threads;  // 0: the default; CPU only
     bool deterministic; // else MLXCEL_DETERMINISTIC decides; the CPU always is
 } mx_device_options;

@@ -135,7 +135,6 @@ static void errors_name_flag_and_expectation(void **state) {
     bad("generate", "-n ~", "-n", "an integer");
     bad("generate", "--kv-type q4_0", "--kv-type", "f16|f32");
     bad("generate", "--kv-type f", "--kv-type", "f16|f32");
-    bad("generate", "--device tpu", "--device", "cpu|cuda|gpu");
     bad("generate", "--seed -1", "--seed", "0 or more");
     bad("generate", "--logit-bias 5", "--logit-bias", "ID=BIAS");
     bad("generate", "--logit-bias x=1", "--logit-bias", "ID=BIAS");

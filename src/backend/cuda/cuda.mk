@@ -46,6 +46,13 @@ endif
 .PHONY: bench-cuda
 bench-cuda: $(B)/tests/ops/bench_cuda
 	$<
+# A stand-in for the driver, of today and of before CUDA 12.0.
+$(B)/data/stub-driver/libcuda.so.1 $(B)/data/stub-driver-old/libcuda.so.1: tests/ops/stub_driver.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=c17 $(if $(findstring old,$@),-DSTUB_OLD) -fPIC -shared -Wl,-soname,libcuda.so.1 \
+	    -o $@ $<
+$(B)/tests/ops/test_cuda_driver: | $(B)/data/stub-driver/libcuda.so.1 \
+                                   $(B)/data/stub-driver-old/libcuda.so.1
 .PHONY: check-cuda
-check-cuda: $(addprefix $(B)/tests/ops/,test_cuda test_cuda_fixed test_cuda_sample)
+check-cuda: $(addprefix $(B)/tests/ops/,test_cuda test_cuda_fixed test_cuda_sample test_cuda_driver)
 	@failed=; for t in $^; do echo $$t; $$t || failed=1; done; test -z "$$failed"

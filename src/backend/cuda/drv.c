@@ -2,6 +2,8 @@
 // the driver keeps threads of its own. Owns no device.
 #include "backend/cuda/drv.h"
 
+#include "base/knobs.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
@@ -34,6 +36,19 @@ static mx_status resolve(get_proc_fn get, const char *name, int version, void *f
     return MX_OK;
 }
 
+static mx_status no_device(mx_err *err) {
+    const char *shown = mx_knob_raw(MX_KNOB_CUDA_VISIBLE_DEVICES);
+    if (!mx_knob_is_set(MX_KNOB_CUDA_VISIBLE_DEVICES)) {
+        return mx_err_set(err, MX_NOTFOUND, "no NVIDIA GPU");
+    }
+    if (!shown) {
+        return mx_err_set(err, MX_NOTFOUND,
+                          "no NVIDIA GPU is offered: CUDA_VISIBLE_DEVICES is empty");
+    }
+    return mx_err_set(err, MX_NOTFOUND, "no NVIDIA GPU is offered: CUDA_VISIBLE_DEVICES is '%s'",
+                      shown);
+}
+
 static mx_status open_once(mx_err *err) {
     void *h = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!h) return mx_err_set(err, MX_NOTFOUND, "no NVIDIA driver: %s", dlerror());
@@ -48,8 +63,8 @@ static mx_status open_once(mx_err *err) {
     CUDA_DRV_LIST(X)
 #undef X
     CUresult r = cuda_d.cuInit(0);
-    if (r == CUDA_ERROR_NO_DEVICE) return mx_err_set(err, MX_NOTFOUND, "no NVIDIA GPU");
-    CUDA_TRY(r, err);
+    if (r == CUDA_ERROR_NO_DEVICE) return no_device(err);
+    MX_TRY(cuda_check(r, err, "cuInit"));
     CUDA_TRY(cuda_d.cuDriverGetVersion(&cuda_d.version), err);
     if (cuda_d.version < CUDA_MIN_DRIVER) {
         return mx_err_set(err, MX_UNSUPPORTED,

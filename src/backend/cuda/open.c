@@ -82,12 +82,12 @@ mx_status cuda_alloc(mx_backend *base, mx_buffer **out, size_t n_bytes, mx_usage
                           (double)n / 1073741824.0, (double)avail / 1073741824.0,
                           (double)total / 1073741824.0);
     }
-    CUDA_TRY(r, err);
+    MX_TRY(cuda_check(r, err, "cuMemAlloc"));
     if (use != MX_USE_WEIGHT) {
         r = cuda_d.cuMemsetD8Async(p, 0, n, b->stream);
         if (r == CUDA_SUCCESS) r = cuda_d.cuStreamSynchronize(b->stream);
         if (r != CUDA_SUCCESS) cuda_d.cuMemFree(p);
-        CUDA_TRY(r, err);
+        MX_TRY(cuda_check(r, err, "clearing memory"));
     }
     mx_buffer *buf = mx_calloc(1, sizeof(*buf));
     *buf = (mx_buffer){.n_bytes = n_bytes, .device = p, .usage = (int32_t)use};
@@ -191,7 +191,7 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
     int n = 0;
     CUDA_TRY(cuda_d.cuDeviceGetCount(&n), err);
     if (device < 0 || device >= n) {
-        return mx_err_set(err, MX_NOTFOUND, "CUDA device %d: there are %d", device, n);
+        return mx_err_set(err, MX_NOTFOUND, "the driver offers %d GPU(s), numbered from 0", n);
     }
     CUDA_TRY(cuda_d.cuDeviceGet(&b->dev, device), err);
     CUDA_TRY(cuda_d.cuDeviceGetName(b->name, (int)sizeof(b->name), b->dev), err);
@@ -223,7 +223,7 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
                               "not run there",
                               b->name, b->arch, cuda_archs);
         }
-        CUDA_TRY(r, err);
+        MX_TRY(cuda_check(r, err, cuda_image_names[i]));
         b->n_modules++;
     }
     return MX_OK;

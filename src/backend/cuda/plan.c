@@ -287,7 +287,7 @@ mx_status cuda_wait(mx_backend *base, mx_ticket t, bool block, bool logits, bool
         block ? cuda_d.cuEventSynchronize(b->done[t.slot]) : cuda_d.cuEventQuery(b->done[t.slot]);
     if (r == CUDA_ERROR_NOT_READY) return MX_OK;
     b->slot_open[t.slot] = false;
-    CUDA_TRY(r, err);
+    MX_TRY(cuda_check(r, err, "the step"));
     if (logits) {
         CHECK(t.serial == b->serial); // a later step has overwritten them
         size_t at = b->layout.logits_offset;
