@@ -10,6 +10,7 @@
 #include "base/knobs.h"
 #include "base/mem.h"
 #include "base/os.h"
+#include "engine/device.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -292,11 +293,31 @@ static bool on_gpu(const bench *b) {
     return strncmp(b->s.info.arch, "sm_", 3) == 0;
 }
 
-// A CPU's roof: the better of two measurements, before and after the rows.
-static void measure_roof(bench *b) {
-    if (on_gpu(b)) return;
-    double gb_s = cli_read_rate(b->s.info.weight_bytes, b->s.info.n_threads);
+// A GPU's own memory, read by a kernel. The engine, which has nothing to do, keeps its handle.
+static mx_status gpu_rate(const bench *b, double *gb_s, mx_err *err) {
+    mx_backend *dev;
+    mx_device_options o = {.want = b->o->device};
+    MX_TRY(mx_device_open(&o, &dev, err));
+    double rate = 0;
+    mx_status st = dev->ops->read_rate ? dev->ops->read_rate(dev, &rate, err) : MX_OK;
+    dev->ops->close(dev);
+    *gb_s = rate * 1e-9;
+    return st == MX_OK ? st : mx_err_prefix(err, "read rate");
+}
+
+// The better of two measurements, before and after the rows. False on an error, which is in b->err.
+static bool measure_roof(bench *b) {
+    mx_err err = {0};
+    double gb_s = 0;
+    if (!on_gpu(b))
+        gb_s = cli_read_rate(b->s.info.weight_bytes, b->s.info.n_threads);
+    else if (gpu_rate(b, &gb_s, &err) != MX_OK) {
+        b->err.status = err.status;
+        snprintf(b->err.message, sizeof b->err.message, "%s", err.msg);
+        return false;
+    }
     b->read_gb_s = MX_MAX(b->read_gb_s, gb_s);
+    return true;
 }
 
 // Bytes read for one token of one sequence: its share of the weights, and its state.
@@ -313,7 +334,7 @@ static mx_status count_bytes(bench *b, mx_err *err) {
 
 static bool measure(bench *b) {
     const cli_options *o = b->o;
-    measure_roof(b);
+    if (!measure_roof(b)) return false;
     if (o->n_prefill > 0) {
         b->rows[b->n_rows] =
             (bench_row){.test = "prefill", .n = o->n_prefill, .depth = o->depth, .seqs = 1};
@@ -324,9 +345,7 @@ static bool measure(bench *b) {
             (bench_row){.test = "decode", .n = o->n_decode, .depth = o->depth, .seqs = o->n_seqs};
         if (!bench_decode(b, &b->rows[b->n_rows++])) return false;
     }
-    if (!bench_hash(b)) return false;
-    measure_roof(b);
-    return true;
+    return bench_hash(b) && measure_roof(b);
 }
 
 // ---- Results ----
@@ -417,6 +436,7 @@ static void print_json(const bench *b) {
                           "peak_bytes", (json_int_t)b->after.peak_bytes, "buffers_per_token",
                           buffers_per_token(b), "fallbacks", fallbacks_json(b));
     CHECK(j != NULL);
+    json_object_set_new(j, "load_s", json_real(i->load_s));
     bool roof = b->read_gb_s > 0;
     json_object_set_new(j, "read_gb_s", roof ? json_real(b->read_gb_s) : json_null());
     json_object_set_new(j, "roof_share",
@@ -460,7 +480,9 @@ static void print_table(const bench *b) {
     cli_size_text(b->after.peak_bytes, &t);
     mx_buf_printf(&t, " beside the weights\nbuffers a token: %.2f\n", buffers_per_token(b));
     if (b->read_gb_s > 0) {
-        mx_buf_printf(&t, "read rate:       %.2f GB/s by %d threads\n", b->read_gb_s, i->n_threads);
+        mx_buf_printf(&t, "read rate:       %.2f GB/s", b->read_gb_s);
+        if (!on_gpu(b)) mx_buf_printf(&t, " by %d threads", i->n_threads);
+        mx_buf_puts(&t, "\n");
     }
     if (roof_share(b) > 0) {
         mx_buf_printf(&t, "decode:          %.0f %% of that rate; largest cost: %s\n",

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -153,6 +154,25 @@ static void arms_of_settings(void **state) {
     json_decref(j);
 }
 
+// On the CPU, and with MX_TEST_DEVICE=cuda on a GPU, whose memory a kernel reads.
+static void a_bench_knows_its_roof(void **state) {
+    (void)state;
+    const char *other = getenv("MX_TEST_DEVICE");
+    const char *device[2] = {"cpu", other};
+    for (int i = 0; i < 2 && device[i]; i++) {
+        json_t *j = RUN_JSON("bench", "-m", "synthetic:tiny-bf16", "-p", "0", "-n", "64", "-r", "1",
+                             "-d", "16", "--device", device[i], "--allow-fallback");
+        double rate = number(j, "read_gb_s");
+        assert_true(rate > (i ? 100 : 0.1) && rate < 20000);
+        const json_t *row = json_array_get(json_object_get(j, "rows"), 0);
+        double tok_s = json_number_value(json_array_get(json_object_get(row, "tok_s"), 0));
+        double share = tok_s * number(j, "bytes_per_token") / (rate * 1e9);
+        assert_true(fabs(number(j, "roof_share") / share - 1) < 1e-6);
+        assert_true(number(j, "load_s") > 0);
+        json_decref(j);
+    }
+}
+
 static void wrong_usage_is_named(void **state) {
     (void)state;
     static const struct {
@@ -198,6 +218,7 @@ int main(void) {
         cmocka_unit_test(budgets_of_a_model),
         cmocka_unit_test(many_sequences),
         cmocka_unit_test(arms_of_settings),
+        cmocka_unit_test(a_bench_knows_its_roof),
         cmocka_unit_test(wrong_usage_is_named),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
