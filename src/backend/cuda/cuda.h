@@ -21,6 +21,10 @@ int mx_cuda_device_count(void);
 // Architectures compiled in, "sm_80 sm_90a … compute_80"; "" when built without CUDA.
 const char *mx_cuda_archs(void);
 
+// Names of the kernels that no plan and no upload has needed since open; returns how many there
+// are. For tests of everything.
+int32_t mx_cuda_unused_kernels(mx_backend *b, const char **names, int32_t cap);
+
 typedef struct mx_cuda_counters { // since open
     uint64_t graphs_made, graph_launches, kernel_launches, boundaries;
     uint64_t uploads, upload_bytes;

@@ -54,5 +54,12 @@ $(B)/data/stub-driver/libcuda.so.1 $(B)/data/stub-driver-old/libcuda.so.1: tests
 $(B)/tests/ops/test_cuda_driver: | $(B)/data/stub-driver/libcuda.so.1 \
                                    $(B)/data/stub-driver-old/libcuda.so.1
 .PHONY: check-cuda
-check-cuda: $(addprefix $(B)/tests/ops/,test_cuda test_cuda_fixed test_cuda_sample test_cuda_driver)
+check-cuda: $(addprefix $(B)/tests/ops/,test_cuda test_cuda_fixed test_cuda_sample test_cuda_driver \
+            test_cuda_once)
 	@failed=; for t in $^; do echo $$t; $$t || failed=1; done; test -z "$$failed"
+# Every kernel once under compute-sanitizer: memory, races in shared memory, barriers.
+SANITIZER ?= compute-sanitizer
+.PHONY: check-cuda-sanitizer
+check-cuda-sanitizer: $(B)/tests/ops/test_cuda_once
+	@failed=; for t in memcheck racecheck synccheck; do echo $$t; \
+	$(SANITIZER) --tool $$t --error-exitcode 9 $< || failed=1; done; test -z "$$failed"

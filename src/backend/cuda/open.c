@@ -271,6 +271,16 @@ const char *mx_cuda_archs(void) {
     return cuda_archs;
 }
 
+int32_t mx_cuda_unused_kernels(mx_backend *b, const char **names, int32_t cap) {
+    int32_t n = 0;
+    for (int k = 0; k < CK_COUNT; k++) {
+        if (cuda_of(b)->fn[k]) continue;
+        if (n < cap) names[n] = kernels[k].name;
+        n++;
+    }
+    return n;
+}
+
 void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out) {
     *out = cuda_of(b)->count;
     cuda_ring_count(cuda_of(b), out);

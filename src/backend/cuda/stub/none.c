@@ -21,6 +21,11 @@ const char *mx_cuda_archs(void) {
     return "";
 }
 
+int32_t mx_cuda_unused_kernels(mx_backend *b, const char **names, int32_t cap) {
+    (void)b, (void)names, (void)cap;
+    return 0;
+}
+
 void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out) {
     (void)b;
     memset(out, 0, sizeof(*out));
