@@ -6,6 +6,8 @@
 
 #include "base/os.h"
 
+#include <time.h>
+
 static srv_req *take(srv *s) {
     pthread_mutex_lock(&s->lock);
     while (!s->lane_first && !s->lane_stop) pthread_cond_wait(&s->lane_wake, &s->lock);
@@ -35,13 +37,16 @@ mx_status lane_start(srv *s, mx_err *err) {
     return MX_OK;
 }
 
-void lane_stop(srv *s) {
+bool lane_stop(srv *s, double seconds) {
+    double until = mx_wall_s() + seconds;
+    struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
     pthread_mutex_lock(&s->lock);
     s->lane_stop = true;
     pthread_cond_signal(&s->lane_wake);
     pthread_mutex_unlock(&s->lock);
-    pthread_join(s->lane, NULL);
+    if (pthread_timedjoin_np(s->lane, NULL, &t) != 0) return false;
     pthread_cond_destroy(&s->lane_wake);
+    return true;
 }
 
 void lane_put(srv_req *q) {

@@ -151,7 +151,7 @@ static mx_status start(srv *s, mx_err *err) {
     MX_TRY(http_listen(s, err));
     MX_TRY(watch_start(s, err));
     mx_status st = lane_start(s, err);
-    if (st == MX_OK && (st = http_start(s, err)) != MX_OK) lane_stop(s);
+    if (st == MX_OK && (st = http_start(s, err)) != MX_OK) lane_stop(s, 60);
     if (st != MX_OK) {
         watch_stop(s);
         return st;
@@ -188,7 +188,11 @@ static void stop(srv *s) {
     atomic_store(&s->aborting, true);
     wake_all(s);
     wait_drained(s, 0.5);
-    lane_stop(s);
+    if (!lane_stop(s, 0.5)) { // its connection is suspended, so the HTTP threads cannot be stopped
+        s->lane_left = true;
+        if (s->is_unix) unlink(s->c->host);
+        return;
+    }
     http_stop(s);
     watch_stop(s);
 }
@@ -232,6 +236,7 @@ mx_status mx_server_run(const mx_server_config *c, bool *loading, mx_err *err) {
     }
     serve(s);
     stop(s);
+    if (s->lane_left) return MX_OK; // as a load: it ends with the process
     if (!atomic_load(&s->load_ended)) {
         pthread_detach(s->loader); // it cannot be interrupted, and ends with the process
         return MX_OK;

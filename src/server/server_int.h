@@ -68,7 +68,7 @@ struct srv {
     srv_req *first;
     int32_t n_generating;
     srv_req *lane_first, *lane_last; // the slow lane's queue
-    bool lane_stop;
+    bool lane_stop, lane_left;       // left: it still runs when the server ends
     pthread_cond_t lane_wake;
     pthread_t lane;
     atomic_size_t body_bytes; // of all requests together
@@ -170,7 +170,9 @@ void conn_allow_files(void);               // raises the limit of open files
 // ---- lane.c: requests that take long to read ----
 
 mx_status lane_start(srv *s, mx_err *err);
-void lane_stop(srv *s); // answers those that wait in it
+// Answers those that wait in it. False: it did not end in time; what it reads cannot be
+// interrupted.
+bool lane_stop(srv *s, double seconds);
 // Suspends the connection and has the request read by the lane's thread.
 void lane_put(srv_req *q);
 
