@@ -246,7 +246,7 @@ def one(a):
     def generate():
         cmd = [a.mlxcel, "generate", "-m", a.model, "-p", prompt, "--no-chat-template", "-n",
                str(a.decode), "--ignore-eos", "--json", "--quiet", "--device", a.device]
-        cmd += ["-t", str(a.threads)] if a.threads else []
+        cmd += ["--threads", str(a.threads)] if a.threads else []
         out = json.loads(subprocess.run(cmd, check=True, capture_output=True).stdout)
         return out["timings"]["predicted_per_second"]
 
