@@ -743,7 +743,7 @@ static double ring_s(const load_file *l, CUdeviceptr dst, mx_feed_shape shape, d
     cb->ring_shape = shape;
     cb->ring_poll_s = poll_s;
     cb->count = (mx_cuda_counters){.pinned = true};
-    must(cuda_ring_open(cb, &e), &e);
+    must(cuda_ring_open(cb, &shape, &e), &e);
     double t0 = mx_now_s();
     mx_feed_job j = {.dst = dst, .n_bytes = l->f.n_bytes, .file = &l->f};
     must(cuda_ring_sent(cb, cuda_ring_put(cb, &j), &e), &e);

@@ -464,6 +464,49 @@ static void memory_is_read_before_upload_returns(void **state) {
     rig_close(r);
 }
 
+static void the_ring_fits_the_load(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t n_bytes;
+        size_t row, slot;
+    } cases[] = {
+        {1000, 1000, 256 << 10},                  // the least
+        {84000000, 2000, 512 << 10},              // a small model: a quarter of it at most
+        {84000000, 600000, 768 << 10},            // a slot holds a row
+        {512u << 20, 1000, 4 << 20},              // from here on all of it
+        {16ull << 30, 1000, 4 << 20},             //
+        {1000, (size_t)64 << 20, (size_t)4 << 20} // rows may be cut
+    };
+    mx_feed_shape most = {.n_readers = 12, .n_slots = 32, .slot_bytes = 4 << 20};
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        mx_feed_shape s = cuda_ring_fit(&most, cases[i].n_bytes, cases[i].row);
+        assert_int_equal(s.slot_bytes, cases[i].slot);
+        assert_true(s.n_slots == 32 && s.n_readers == 12);
+    }
+}
+
+// A weight that the ring is too small for comes after others that are under way: all arrive.
+static void the_ring_grows(void **state) {
+    (void)state;
+    rig *r = rig_open(4);
+    r->b->ring_shape.slot_bytes = 4 << 20;
+    mx_err e = {0};
+    int n = 10;
+    for (int i = 0; i < n; i++) {
+        if (i == 5) {
+            r->view[i] = (mx_wview){.fmt = mx_wfmt_of(MX_F32), .n_rows = 1, .n_cols = 75000};
+            r->view[i].data = r->bytes;
+        }
+        assert_int_equal(cuda_upload(&r->b->base, &r->t[i], &r->view[i], &e), MX_OK);
+        assert_int_equal(cuda_ring_slot_bytes(r->b), i < 5 ? 256 << 10 : 512 << 10);
+    }
+    assert_int_equal(cuda_upload_end(&r->b->base, &e), MX_OK);
+    assert_null(r->b->stage); // given back
+    for (int i = 0; i < n; i++) check_weight(&r->view[i], &r->t[i]);
+    drop(r);
+    rig_close(r);
+}
+
 // The k-th call of the driver fails, for every k: an error with a message, no leak, no hang, and
 // the next load is complete.
 static void a_failed_call_is_an_error_and_leaves_nothing(void **state) {
@@ -511,6 +554,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_weight_arrives),
         cmocka_unit_test(memory_is_read_before_upload_returns),
+        cmocka_unit_test(the_ring_fits_the_load),
+        cmocka_unit_test(the_ring_grows),
         cmocka_unit_test(a_failed_call_is_an_error_and_leaves_nothing),
         cmocka_unit_test(a_file_that_became_shorter_is_an_error),
     };

@@ -85,7 +85,7 @@ typedef struct cuda_backend {
     size_t n_tickets;
     cuda_lt *lt;
     cuda_ring *ring;
-    mx_feed_shape ring_shape;
+    mx_feed_shape ring_shape; // the greatest
     double ring_poll_s; // between two looks at a slot's transfer; 0: yields only
     cuda_stage *stage;  // (CUDA_STAGES) upload.c; NULL: none
     size_t stage_bytes;
@@ -158,8 +158,11 @@ void cuda_upload_settle(cuda_backend *b);
 void cuda_stage_free(cuda_backend *b);
 
 // ring.c
-mx_feed_shape cuda_ring_shape(void); // for this machine
-mx_status cuda_ring_open(cuda_backend *b, mx_err *err);
+mx_feed_shape cuda_ring_shape(void); // the greatest for this machine
+// For a load of n_bytes: at most a quarter of that, but for small ones; a slot holds row_bytes.
+mx_feed_shape cuda_ring_fit(const mx_feed_shape *most, uint64_t n_bytes, size_t row_bytes);
+mx_status cuda_ring_open(cuda_backend *b, const mx_feed_shape *shape, mx_err *err);
+size_t cuda_ring_slot_bytes(const cuda_backend *b); // 0: not open
 void cuda_ring_close(cuda_backend *b);
 uint64_t cuda_ring_put(cuda_backend *b, const mx_feed_job *job);
 mx_status cuda_ring_sent(cuda_backend *b, uint64_t ticket, mx_err *err);

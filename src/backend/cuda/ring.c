@@ -4,14 +4,15 @@
 // has more slots than readers: on an H200 machine 128 MiB in slots of 4 MiB with 12 readers gave 52
 // of 55 GB/s, four slots of 64 MiB 16. Its memory is the program's own, registered with the driver:
 // asking the driver for pinned memory takes some ten times as long, which a load of a few gigabytes
-// notices. MLXCEL_CUDA_PINNED_LOAD=0 takes the driver's pageable path (upload.c) instead.
+// notices. Small models have a smaller ring: to clear and register 128 MiB takes longer than to
+// load them. MLXCEL_CUDA_PINNED_LOAD=0 takes the driver's pageable path (upload.c) instead.
 #include "backend/cuda/cuda_int.h"
 
 #include "base/os.h"
 
 #include <sched.h>
 
-enum { MAX_READERS = 12, SLOTS = 32, SLOT_MB = 4 };
+enum { MAX_READERS = 12, SLOTS = 32, SLOT_MB = 4, MIN_SLOT = 256 << 10 };
 
 struct cuda_ring {
     cuda_backend *b;
@@ -29,6 +30,15 @@ mx_feed_shape cuda_ring_shape(void) {
                                MX_MIN((int)MAX_READERS, MX_MAX(1, mx_cpu_affinity_count() - 1)),
                            .n_slots = SLOTS,
                            .slot_bytes = (size_t)SLOT_MB << 20};
+}
+
+mx_feed_shape cuda_ring_fit(const mx_feed_shape *most, uint64_t n_bytes, size_t row_bytes) {
+    size_t unit = MIN_SLOT, share = (size_t)(n_bytes / 4 / (uint64_t)most->n_slots);
+    size_t slot = MX_MAX(MX_MAX(share, row_bytes) / unit * unit, unit);
+    if (slot < row_bytes) slot += unit;
+    mx_feed_shape s = *most;
+    s.slot_bytes = MX_MIN(slot, most->slot_bytes);
+    return s;
 }
 
 // ---- What readers call -------------------------------------------------------------------------
@@ -110,12 +120,12 @@ static mx_status open_ring(cuda_ring *r, const mx_feed_shape *shape, mx_err *err
     return mx_feed_open(&r->feed, shape, r->host, &dev, err);
 }
 
-mx_status cuda_ring_open(cuda_backend *b, mx_err *err) {
-    if (b->ring) return MX_OK;
+mx_status cuda_ring_open(cuda_backend *b, const mx_feed_shape *shape, mx_err *err) {
+    CHECK(!b->ring);
     b->ring = mx_calloc(1, sizeof *b->ring);
     b->ring->b = b;
     double t0 = mx_now_s();
-    mx_status st = open_ring(b->ring, &b->ring_shape, err);
+    mx_status st = open_ring(b->ring, shape, err);
     b->count.ring_open_s += mx_now_s() - t0;
     if (st != MX_OK) cuda_ring_close(b);
     return st;
@@ -131,6 +141,10 @@ static void add_stats(cuda_ring *r, mx_cuda_counters *c) {
 
 void cuda_ring_count(const cuda_backend *b, mx_cuda_counters *c) {
     if (b->ring && b->ring->feed) add_stats(b->ring, c);
+}
+
+size_t cuda_ring_slot_bytes(const cuda_backend *b) {
+    return b->ring ? b->ring->n_bytes / (size_t)b->ring->n_slots : 0;
 }
 
 void cuda_ring_close(cuda_backend *b) {

@@ -6,8 +6,8 @@
 // A matrix goes through stages of fixed size on the device, some rows each. Bytes of files are
 // never waited for: a stage's kernel is launched when the next stage's rows are queued, so that
 // readers, transfers (a stream of their own, events between) and kernels all have work until
-// upload_end. Bytes of memory are read before upload returns. Stages and the pinned ring stay until
-// the next plan is made.
+// upload_end, which gives the stages back. Bytes of memory are read before upload returns. The
+// pinned ring stays until the next plan is made; it is as large as the files ask for.
 #include "backend/cuda/cuda_int.h"
 
 #include "base/os.h"
@@ -134,6 +134,7 @@ mx_status cuda_upload_end(mx_backend *base, mx_err *err) {
     if (e.status != MX_OK) return mx_err_set(err, e.status, "%s", e.msg);
     CUDA_TRY(cuda_d.cuStreamSynchronize(b->copy), err);
     CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
+    cuda_stage_free(b);
     b->count.upload_total_s += mx_now_s() - t0;
     return MX_OK;
 }
@@ -144,6 +145,18 @@ mx_status cuda_upload_close(cuda_backend *b, mx_err *err) {
     b->ticket = 0;
     cuda_stage_free(b);
     return st;
+}
+
+// A ring that suits what is loaded; one that turns out to be too small makes place for another.
+static mx_status open_ring(cuda_backend *b, const mx_wview *w, size_t row_bytes, mx_err *err) {
+    uint64_t n = row_bytes * (uint64_t)w->n_rows;
+    for (int32_t i = 0; w->files && i < w->n_files; i++) n += w->files[i].n_bytes;
+    mx_feed_shape shape = cuda_ring_fit(&b->ring_shape, n, row_bytes);
+    if (cuda_ring_slot_bytes(b) >= shape.slot_bytes) return MX_OK;
+    if (b->ring) MX_TRY(finish_all(b, err));
+    cuda_ring_close(b);
+    b->ticket = 0;
+    return cuda_ring_open(b, &shape, err);
 }
 
 // ---- One weight --------------------------------------------------------------------------------
@@ -353,7 +366,10 @@ mx_status cuda_upload(mx_backend *base, mx_tensor *out, const mx_wview *w, mx_er
                        .ld = w->n_cols,
                        .fmt = w->fmt,
                        .kind = MX_T_WEIGHT};
-    if (b->count.pinned) MX_TRY(cuda_ring_open(b, err));
+    size_t row_bytes;
+    if (b->count.pinned && mx_wfmt_row_bytes(w->fmt, w->n_cols, &row_bytes)) {
+        MX_TRY(open_ring(b, w, row_bytes, err));
+    }
     bool vector = w->n_rows == 1 && w->n_cols > 0 && mx_dtype_is_float(w->fmt.dtype);
     mx_status s = vector ? upload_vector(b, out, w, err) : upload_matrix(b, out, w, err);
     if (s != MX_OK && out->buf) {
