@@ -86,8 +86,8 @@ typedef struct cuda_backend {
     cuda_lt *lt;
     cuda_ring *ring;
     mx_feed_shape ring_shape; // the greatest
-    double ring_poll_s; // between two looks at a slot's transfer; 0: yields only
-    cuda_stage *stage;  // (CUDA_STAGES) upload.c; NULL: none
+    double ring_poll_s;       // between two looks at a slot's transfer; 0: yields only
+    cuda_stage *stage;        // (CUDA_STAGES) upload.c; NULL: none
     size_t stage_bytes;
     int32_t stage_next;
     uint64_t ticket;   // of the ring's newest job
