@@ -166,14 +166,23 @@ mx_status chunk_measure(mlxcel_engine *e, const mx_kv_spec *spec, int32_t n_voca
     small.max_ctx = MX_MIN(spec->max_ctx, DEEP + 256);
     small.max_seqs = 1;
     small.cache_bytes = small.budget_bytes = 0;
-    probe p;
-    MX_TRY(engine_open_steps(e, &small, n_vocab, err));
-    probe_open(&p, e, small.max_ctx);
-    mx_status st = find_costs(&p, &e->chunk.cost, e->chunk.text, sizeof e->chunk.text, err);
-    probe_close(&p);
+    mx_status st = engine_open_steps(e, &small, n_vocab, err);
+    if (st == MX_OK) {
+        probe p;
+        probe_open(&p, e, small.max_ctx);
+        st = find_costs(&p, &e->chunk.cost, e->chunk.text, sizeof e->chunk.text, err);
+        probe_close(&p);
+    }
     engine_close_steps(e);
     e->chunk.why = e->chunk.text;
     e->chunk.step_s = STEP_S;
+    if (st == MX_NOMEM) { // what serves may need less than what measures
+        mx_log(MX_LOG_WARN, "prefill chunk: not measured: %s", err->msg);
+        e->chunk = (chunk_rule){.why = "fixed: no memory to measure with"};
+        e->params.prefill_chunk = MX_MIN(FIXED, e->params.ctx_size);
+        *err = (mx_err){0};
+        st = MX_OK;
+    }
     e->chunk.seconds = mx_now_s() - start;
     memset(&e->stats, 0, sizeof e->stats); // nobody has asked for anything yet
     return st;

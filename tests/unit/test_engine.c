@@ -254,7 +254,7 @@ static void a_small_pool_preempts_and_answers_all_the_same(void **state) {
     mlxcel_engine *e = open_engine(&one);
     for (uint32_t i = 0; i < N; i++) {
         make_prompt(ids[i], 60, i + 77);
-        solo[i] = collect(submit(e, ids[i], 60, 100, 0));
+        solo[i] = collect(submit(e, ids[i], 60, 190, 0));
     }
     mlxcel_info info;
     mlxcel_get_info(e, &info);
@@ -265,7 +265,7 @@ static void a_small_pool_preempts_and_answers_all_the_same(void **state) {
                        .kv_budget_bytes = info.kv_token_bytes * 320};
     e = open_engine(&p);
     mlxcel_request *r[N];
-    for (int i = 0; i < N; i++) r[i] = submit(e, ids[i], 60, 100, 0);
+    for (int i = 0; i < N; i++) r[i] = submit(e, ids[i], 60, 190, 0);
     for (int i = 0; i < N; i++) assert_same(collect(r[i]), solo[i]);
     mlxcel_stats s;
     mlxcel_get_stats(e, &s);
