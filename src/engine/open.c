@@ -137,6 +137,7 @@ static mx_status choose_sizes(mlxcel_engine *e, const mx_hparams *hp, mx_kv_spec
     return MX_OK;
 }
 
+// weights: bytes that are still to be made resident.
 static mx_status check_memory(mlxcel_engine *e, const mx_kv_spec *spec, uint64_t weights,
                               mx_err *err) {
     if (e->params.skip_memory_check) return MX_OK;
@@ -144,15 +145,29 @@ static mx_status check_memory(mlxcel_engine *e, const mx_kv_spec *spec, uint64_t
     e->backend->ops->facts(e->backend, &f);
     uint64_t limit = mx_knob_size(MX_KNOB_MEMORY_LIMIT, UINT64_MAX);
     uint64_t have = MX_MIN(limit, f.available_bytes), kv = mx_kv_pool_bytes(spec);
-    bool loaded = e->params.lazy_weights ? false : true; // then `available` is without them
-    uint64_t need = kv + (loaded ? 0 : weights);
-    if (need <= have) return MX_OK;
+    if (kv <= have && weights <= have - kv) return MX_OK;
+    char and_weights[64] = "";
+    if (weights) {
+        snprintf(and_weights, sizeof and_weights, " and weights %llu bytes",
+                 (unsigned long long)weights);
+    }
     return mx_err_set(err, MX_NOMEM,
                       "KV cache %llu bytes%s%s: more than the %llu bytes available; lower "
                       "--ctx-size or the batch",
-                      (unsigned long long)kv, loaded ? "" : " and weights",
+                      (unsigned long long)kv, and_weights,
                       limit != UINT64_MAX ? " (MLXCEL_MEMORY_LIMIT)" : "",
                       (unsigned long long)have);
+}
+
+// A device's memory is planned before anything is put there; weights that the host maps are in the
+// page cache already, so that what is left afterwards counts.
+static mx_status load_weights(mlxcel_engine *e, const mx_kv_spec *spec, uint64_t weights,
+                              mx_err *err) {
+    bool plan = !e->facts.host_memory;
+    if (plan) MX_TRY(check_memory(e, spec, weights, err));
+    if (!e->params.lazy_weights) MX_TRY(mx_model_load(e->model, err));
+    if (plan) return MX_OK;
+    return check_memory(e, spec, e->params.lazy_weights ? weights : 0, err);
 }
 
 static void choose_budgets(mlxcel_engine *e) {
@@ -317,19 +332,19 @@ mx_status engine_load(mlxcel_engine *e, mx_err *err) {
         return mx_err_set(err, MX_INVALID,
                           "MLXCEL_WEIGHT_MATERIALIZATION=%s: expected eager or lazy", how);
     }
-    MX_TRY(mx_model_open(&e->model, e->backend, &e->weights, e->params.lazy_weights, err));
+    MX_TRY(mx_model_open(&e->model, e->backend, &e->weights, true, err));
     mx_model_info info;
     mx_model_get_info(e->model, &info);
     e->backend->ops->facts(e->backend, &e->facts);
     mx_kv_spec spec;
     MX_TRY(choose_sizes(e, info.hp, &spec, err));
     choose_budgets(e);
+    MX_TRY(load_weights(e, &spec, info.weight_bytes, err));
     int32_t n_vocab = (int32_t)info.hp->n_vocab;
     if (e->chunk.measure) {
         MX_TRY(chunk_measure(e, &spec, n_vocab, err));
         spec.max_chunk = e->params.prefill_chunk;
     }
-    MX_TRY(check_memory(e, &spec, info.weight_bytes, err));
     MX_TRY(engine_open_steps(e, &spec, n_vocab, err));
     if (spec.cache_bytes > 0) e->prefix = mx_prefix_open(e->kv, spec.cache_bytes);
     e->sampler = mx_sampler_open(n_vocab);

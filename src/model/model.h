@@ -29,6 +29,8 @@ typedef struct mx_load_stats {
 // open while the model is. Errors: FORMAT (tensor, expected and found shape; an unknown tensor by
 // name; quantisation in config and shapes that disagree), UNSUPPORTED, NOMEM.
 mx_status mx_model_open(mx_model **m, mx_backend *b, const mx_weights *w, bool lazy, mx_err *err);
+// Makes the weights of a model that was opened lazily resident. NOMEM, IO, DEVICE.
+mx_status mx_model_load(mx_model *m, mx_err *err);
 void mx_model_close(mx_model *m);
 void mx_model_get_info(const mx_model *m, mx_model_info *out);
 void mx_model_get_load_stats(const mx_model *m, mx_load_stats *out);

@@ -16,7 +16,7 @@ CUDA_GEN   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 CUDA_INC   := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),-isystem $(CUDA_HOME)/include)
 OBJ        += $(B)/obj/src/backend/cuda/images.o
 $(B)/obj/src/backend/cuda/%.o $(B)/tests/ops/bench_cuda: CFLAGS += $(CUDA_INC)
-$(B)/tests/ops/test_upload: CFLAGS += $(CUDA_INC) -DMX_TEST_CUDA_HOST
+$(B)/tests/ops/test_upload $(B)/tests/unit/test_oom: CFLAGS += $(CUDA_INC) -DMX_TEST_CUDA_HOST
 $(CUDA_DIR)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.cuh) src/backend/cuda/kargs.h
 	@mkdir -p $(dir $@)
 	$(if $(V),,@echo "  NVCC  $<")
