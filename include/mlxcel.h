@@ -261,7 +261,12 @@ typedef struct mlxcel_stats { // since open
     uint64_t cache_hits, cache_misses, cache_tokens, cache_evictions, cache_bytes, cache_entries;
     uint64_t arena_bytes, peak_bytes; // high-water mark of arena and state
     uint64_t storage_fallbacks;
-    uint64_t slow[MLXCEL_SLOW_PATHS]; // times each slow path was taken
+    uint64_t slow[MLXCEL_SLOW_PATHS];      // times each slow path was taken
+    uint64_t upload_tensors, upload_bytes; // weights made resident
+    // Of a GPU's loading: its readers' sums (reading, waiting for transfers); making the pinned
+    // ring, taking device memory, all of it, by the loading thread.
+    double upload_read_s, upload_wait_s, upload_ring_s, upload_alloc_s, upload_total_s;
+    bool upload_pinned;
 } mlxcel_stats;
 void mlxcel_get_stats(mlxcel_engine *e, mlxcel_stats *out);
 void mlxcel_cache_reset(mlxcel_engine *e);

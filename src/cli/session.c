@@ -305,9 +305,19 @@ void cli_say_ttft(const cli_session *s, const mlxcel_timings *t, double setup_ms
     double sample = t->first_token_ms > steps ? t->first_token_ms - steps : 0;
     double prefill = setup_ms + (t->first_token_ms > 0 ? t->first_token_ms : steps);
     double residual = prefill - setup_ms - t->queue_ms - sample - t->prompt_ms;
+    mlxcel_stats u;
+    mlxcel_get_stats(s->engine, &u);
+    char gpu[200] = "";
+    if (on_gpu(&s->info)) {
+        snprintf(gpu, sizeof gpu,
+                 " read=%.2fms wait=%.2fms ring=%.2fms alloc=%.2fms total=%.2fms %s",
+                 u.upload_read_s * 1e3, u.upload_wait_s * 1e3, u.upload_ring_s * 1e3,
+                 u.upload_alloc_s * 1e3, u.upload_total_s * 1e3,
+                 u.upload_pinned ? "pinned" : "pageable");
+    }
     cli_note("[TTFT] prompt=%d tok setup=%.2fms build=%.2fms sample=%.2fms eval=%.2fms post=%.2fms "
-             "| prefill=%.2fms residual=%.2fms | upload bytes=%llu load=%.2fms",
+             "| prefill=%.2fms residual=%.2fms | upload bytes=%llu tensors=%llu%s load=%.2fms",
              t->n_prompt, setup_ms, t->queue_ms, sample, t->prompt_ms, post_ms, prefill,
-             residual > 0 ? residual : 0.0, (unsigned long long)s->info.weight_bytes,
-             s->info.load_s * 1e3);
+             residual > 0 ? residual : 0.0, (unsigned long long)u.upload_bytes,
+             (unsigned long long)u.upload_tensors, gpu, s->info.load_s * 1e3);
 }

@@ -2,6 +2,7 @@
 // and scheduler state; other threads reach it through the mailbox and each request's queue.
 #include "engine/engine_int.h"
 
+#include "backend/cuda/cuda.h"
 #include "base/knobs.h"
 #include "base/mem.h"
 
@@ -323,6 +324,23 @@ static void run_steps(mlxcel_engine *e, step_pick *picks) {
 // ---- The thread
 // ----------------------------------------------------------------------------------
 
+static void put_uploads(mlxcel_engine *e, mlxcel_stats *s) {
+    mx_load_stats l;
+    mx_model_get_load_stats(e->model, &l);
+    s->upload_tensors = (uint64_t)l.n_tensors;
+    s->upload_bytes = l.bytes;
+    if (e->facts.kind != MX_DEVICE_CUDA) return;
+    mx_cuda_counters c;
+    mx_cuda_counters_get(e->backend, &c);
+    s->upload_bytes = c.upload_bytes;
+    s->upload_read_s = c.upload_read_s;
+    s->upload_wait_s = c.upload_wait_s;
+    s->upload_ring_s = c.ring_open_s;
+    s->upload_alloc_s = c.upload_alloc_s;
+    s->upload_total_s = c.upload_total_s;
+    s->upload_pinned = c.pinned;
+}
+
 static void publish_stats(mlxcel_engine *e) {
     mx_enc_stats es;
     mx_kv_stats ks;
@@ -365,6 +383,7 @@ static void publish_stats(mlxcel_engine *e) {
         s->slow[i] = es.slow[i];
     }
     s->peak_bytes = MX_MAX(s->peak_bytes, es.arena_peak_bytes + ks.used_bytes);
+    put_uploads(e, s);
     pthread_mutex_unlock(&e->lock);
 }
 

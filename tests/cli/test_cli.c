@@ -270,13 +270,17 @@ static void loading_errors_are_3(void **state) {
 // The named phases of a [TTFT] line are the whole, but for rounding.
 static bool ttft_adds_up(const char *text) {
     const char *at = strstr(text, "[TTFT]");
-    double setup, build, sample, eval, post, prefill, residual;
+    double setup, build, sample, eval, post, prefill, residual, load;
+    unsigned long long bytes, tensors;
     if (!at || sscanf(at,
                       "[TTFT] prompt=%*d tok setup=%lfms build=%lfms sample=%lfms eval=%lfms "
-                      "post=%lfms | prefill=%lfms residual=%lfms | upload bytes=",
-                      &setup, &build, &sample, &eval, &post, &prefill, &residual) != 7) {
+                      "post=%lfms | prefill=%lfms residual=%lfms | upload bytes=%llu tensors=%llu "
+                      "load=%lfms",
+                      &setup, &build, &sample, &eval, &post, &prefill, &residual, &bytes, &tensors,
+                      &load) != 10) {
         return false;
     }
+    if (bytes < 1000 || tensors < 10 || load <= 0) return false;
     double rest = prefill - (setup + build + sample + eval + residual);
     return eval > 0 && rest > -0.06 && rest < 0.06;
 }
