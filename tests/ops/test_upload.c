@@ -507,6 +507,30 @@ static void the_ring_grows(void **state) {
     rig_close(r);
 }
 
+// MLXCEL_WEIGHT_MATERIALIZATION=lazy: weights come in rounds, at the first step that needs them; a
+// plan is made after each, which gives the ring back.
+static void weights_come_lazily(void **state) {
+    (void)state;
+    rig *r = rig_open(6);
+    mx_err e = {0};
+    for (int first = 0, n; first < N_WEIGHTS; first += n) {
+        n = MX_MIN(7, N_WEIGHTS - first);
+        for (int i = first; i < first + n; i++) {
+            assert_int_equal(cuda_upload(&r->b->base, &r->t[i], &r->view[i], &e), MX_OK);
+        }
+        assert_int_equal(cuda_upload_end(&r->b->base, &e), MX_OK);
+        for (int i = 0; i < first + n; i++) check_weight(&r->view[i], &r->t[i]);
+        if (first % 2 == 0) assert_int_equal(cuda_upload_close(r->b, &e), MX_OK);
+        if (first % 2 == 0) assert_true(!pinned && !r->b->ring && !r->b->stage);
+    }
+    mx_cuda_counters c = r->b->count;
+    cuda_ring_count(r->b, &c);
+    assert_int_equal(c.uploads, N_WEIGHTS); // counters go on over rounds
+    assert_true(c.upload_bytes > 1000000);
+    drop(r);
+    rig_close(r);
+}
+
 // The k-th call of the driver fails, for every k: an error with a message, no leak, no hang, and
 // the next load is complete.
 static void a_failed_call_is_an_error_and_leaves_nothing(void **state) {
@@ -556,6 +580,7 @@ int main(void) {
         cmocka_unit_test(memory_is_read_before_upload_returns),
         cmocka_unit_test(the_ring_fits_the_load),
         cmocka_unit_test(the_ring_grows),
+        cmocka_unit_test(weights_come_lazily),
         cmocka_unit_test(a_failed_call_is_an_error_and_leaves_nothing),
         cmocka_unit_test(a_file_that_became_shorter_is_an_error),
     };
