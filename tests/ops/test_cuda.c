@@ -165,6 +165,32 @@ static void formats_at_odd_shapes(void **state) {
     no_failures();
 }
 
+// N is no multiple of a tile, K one of the group but of no tile; bits, groups and rows in turn.
+static void odd_affine_shapes(void **state) {
+    (void)state;
+    need_gpu();
+    static const int bits[] = {2, 3, 4, 5, 6, 8}, groups[] = {32, 64, 128};
+    static const int ns[] = {1, 4, 5, 7, 8, 31, 32, 33, 63, 65, 96, 127, 129};
+    static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17};
+    int turn = 0;
+    for (size_t i = 0; i < MX_COUNT(bits) * MX_COUNT(groups); i++) {
+        int group = groups[i % MX_COUNT(groups)];
+        int ks[] = {group, 3 * group, 544, 608};
+        for (size_t n = 0; n < MX_COUNT(ns); n++) {
+            for (size_t k = 0; k < MX_COUNT(ks); k++) {
+                if (ks[k] % group) continue;
+                op_case c = {.op = MX_OP_MATMUL, .n = ns[n], .k = ks[k]};
+                c.f = (mx_wfmt){MX_AFFINE, (int8_t)bits[i / MX_COUNT(groups)], (int16_t)group,
+                                MX_BF16};
+                c.f2 = c.f;
+                c.rows = rows[turn++ % (int)MX_COUNT(rows)];
+                check_case(&c, NULL);
+            }
+        }
+    }
+    no_failures();
+}
+
 // Long rows: activations of 8 tokens do not fit the one-pass kernel at once.
 static void long_rows(void **state) {
     (void)state;
@@ -557,6 +583,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_case_of_the_matrix),
         cmocka_unit_test(formats_at_odd_shapes),
+        cmocka_unit_test(odd_affine_shapes),
         cmocka_unit_test(long_rows),
         cmocka_unit_test(exact_products),
         cmocka_unit_test(attention_by_every_schedule),
