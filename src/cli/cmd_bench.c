@@ -305,10 +305,12 @@ static mx_status gpu_rate(const bench *b, double *gb_s, mx_err *err) {
     return st == MX_OK ? st : mx_err_prefix(err, "read rate");
 }
 
-// The better of two measurements, before and after the rows. False on an error, which is in b->err.
+// The better of two measurements, before and after the rows; a GPU's memory has no other users and
+// is measured once. False on an error, which is in b->err.
 static bool measure_roof(bench *b) {
     mx_err err = {0};
     double gb_s = 0;
+    if (on_gpu(b) && b->read_gb_s > 0) return true;
     if (!on_gpu(b))
         gb_s = cli_read_rate(b->s.info.weight_bytes, b->s.info.n_threads);
     else if (gpu_rate(b, &gb_s, &err) != MX_OK) {

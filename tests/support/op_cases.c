@@ -382,8 +382,9 @@ void op_cases_each(void (*fn)(const op_case *c, void *arg), void *arg) {
         {.op = MX_OP_SAMPLE, .rows = 2, .n = 12000},
     };
     for (size_t i = 0; i < MX_COUNT(simple); i++) fn(&simple[i], arg);
-    for (int f = 0; f < OP_FORMATS; f++) {
-        op_case c = {.op = MX_OP_EMBED, .rows = 1 + f, .n = 33, .k = 256, .a = f % 2};
+    for (int i = 0; i < 3 * OP_FORMATS; i++) { // rows of 1, 3 and 5 super-blocks, as they are
+        int f = i / 3, k = 256 + 512 * (i % 3);
+        op_case c = {.op = MX_OP_EMBED, .rows = 1 + f, .n = 33, .k = k, .a = f % 2};
         c.f = c.f2 = op_formats[f];
         fn(&c, arg);
     }
