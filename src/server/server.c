@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -182,7 +183,8 @@ static void stop(srv *s) {
     atomic_store(&s->stopping, true);
     if (s->c->on_stopping) s->c->on_stopping();
     MHD_socket fd = MHD_quiesce_daemon(s->daemon);
-    if (fd != MHD_INVALID_SOCKET) close(fd);
+    // nobody connects any more; an HTTP thread may be about to accept, so it is closed later
+    if (fd != MHD_INVALID_SOCKET) shutdown(fd, SHUT_RDWR);
     if (!atomic_load(&s->failed)) mx_log(MX_LOG_INFO, "shutting down");
     wait_drained(s, s->c->grace_s);
     atomic_store(&s->aborting, true);
@@ -194,6 +196,7 @@ static void stop(srv *s) {
         return;
     }
     http_stop(s);
+    if (fd != MHD_INVALID_SOCKET) close(fd);
     watch_stop(s);
 }
 
