@@ -239,12 +239,15 @@ mx_status mx_server_run(const mx_server_config *c, bool *loading, mx_err *err) {
     }
     serve(s);
     stop(s);
-    if (s->lane_left) return MX_OK; // as a load: it ends with the process
     if (!atomic_load(&s->load_ended)) {
         pthread_detach(s->loader); // it cannot be interrupted, and ends with the process
         return MX_OK;
     }
     pthread_join(s->loader, NULL);
+    if (s->lane_left) { // neither can this one
+        pthread_detach(s->lane);
+        return MX_OK;
+    }
     if (atomic_load(&s->failed)) {
         *loading = true;
         *err = s->load_err;
