@@ -20,8 +20,9 @@ static mx_enc *enc;
 static mx_step_io io[MX_STEP_SLOTS];
 static mx_step_caps caps;
 static double read_gbs;
-static uint8_t *noise;   // random bytes
-static const char *only; // model=NAME: of the whole steps, that one
+static uint8_t *noise;    // random bytes
+static int most_rows = 8; // of whole steps; 1 leaves out prefill too
+static const char *only;  // model=NAME: of the whole steps, that one
 enum { NOISE = 64 << 20 };
 
 static void must(mx_status s, const mx_err *e) {
@@ -535,8 +536,24 @@ static const geometry models[] = {
     {"SmolLM2-135M bf16", 576, 30, 9, 3, 64, 1536, 49152, false, {MX_BF16, 0, 0, 0}},
 };
 
-static void bench_step(void) {
+// One line: a decode step of n rows.
+static void step_row(const model *m, int n, int ctx) {
+    const geometry *g = m->g;
     mx_err e = {0};
+    mx_plan *plan;
+    fill_step(0, MX_PHASE_DECODE, n, 1, ctx - 1, n, true);
+    memcpy(cb->host[1], cb->host[0], cb->layout.input_bytes);
+    record_step(m, n, n, ctx);
+    uint64_t before = cb->count.kernel_launches;
+    must(mx_enc_end(enc, &plan, &e), &e);
+    int launches = (int)(cb->count.kernel_launches - before);
+    double dev = run_plan(plan, 21), wall = pipelined_s(plan, 100);
+    double bytes = m->bytes + (double)n * ctx * g->n_layer * g->n_kv * g->hd * 4;
+    printf("    %2d %8.3f %8.3f %8.0f %5.1f %%  (%d ops, %d launches)\n", n, dev * 1e3, wall * 1e3,
+           n / wall, 100 * bytes / wall * 1e-9 / read_gbs, plan->n_ops, launches);
+}
+
+static void bench_step(void) {
     printf("whole steps, 1,024 tokens of context: rows, ms on the device, wall ms (pipelined), "
            "tok/s, share of the read rate\n");
     for (size_t i = 0; i < MX_COUNT(models); i++) {
@@ -549,20 +566,14 @@ static void bench_step(void) {
         model_open(m, g, (int64_t)most * 2048);
         printf("  %s (made in %.1f s)\n", g->name, mx_now_s() - t0);
         static const int rows[] = {1, 2, 4, 8};
-        for (size_t r = 0; r < MX_COUNT(rows); r++) {
-            int n = rows[r];
-            fill_step(0, MX_PHASE_DECODE, n, 1, ctx - 1, n, true);
-            size_t input = cb->layout.input_bytes;
-            memcpy(cb->host[1], cb->host[0], input);
-            record_step(m, n, n, ctx);
-            mx_plan *plan;
-            must(mx_enc_end(enc, &plan, &e), &e);
-            double dev = run_plan(plan, 21), wall = pipelined_s(plan, 100);
-            double bytes = m->bytes + (double)n * ctx * g->n_layer * g->n_kv * g->hd * 4;
-            printf("    %2d %8.3f %8.3f %8.0f %5.1f %%  (%d ops)\n", n, dev * 1e3, wall * 1e3,
-                   n / wall, 100 * bytes / wall * 1e-9 / read_gbs, plan->n_ops);
+        for (size_t r = 0; r < MX_COUNT(rows) && rows[r] <= most_rows; r++) {
+            cb->fused_layers = false;
+            step_row(m, rows[r], ctx);
+            cb->fused_layers = rows[r] == 1 && cb->cc_major == 9;
+            set_budget(MX_BUDGET_UNLIMITED); // drops the plans
+            if (cb->fused_layers) step_row(m, 1, ctx);
         }
-        for (int rowsp = 512; rowsp <= 2048; rowsp *= 4) {
+        for (int rowsp = 512; rowsp <= 2048 && most_rows > 1; rowsp *= 4) {
             fill_step(0, MX_PHASE_PREFILL, 1, rowsp, 0, 1, true);
             record_step(m, rowsp, 1, rowsp);
             double dev = run_recorded(5);
@@ -877,6 +888,8 @@ int main(int argc, char **argv) {
         if (!strncmp(argv[k], "model=", 6)) only = argv[k] + 6;
         if (!strncmp(argv[k], "folder=", 7)) load_folder = argv[k] + 7;
         if (!strncmp(argv[k], "gb=", 3)) load_gb = strtod(argv[k] + 3, NULL);
+        if (!strncmp(argv[k], "in_flight=", 10)) cb->in_flight = atoi(argv[k] + 10);
+        if (!strncmp(argv[k], "rows=", 5)) most_rows = atoi(argv[k] + 5);
     }
     bench_read();
     for (size_t i = 0; i < MX_COUNT(benches); i++) {

@@ -34,6 +34,8 @@ typedef struct mx_cuda_counters { // since open
     bool pinned;                           // uploads go through the pinned ring
     bool blaslt;                           // cuBLASLt was found
 } mx_cuda_counters;
+// Plans from now on use n multiprocessors; 0: all. For tests of how work is divided.
+void mx_cuda_limit_sms(mx_backend *b, int32_t n);
 void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out);
 
 #endif

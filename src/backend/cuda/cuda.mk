@@ -20,7 +20,7 @@ $(B)/tests/ops/test_upload $(B)/tests/unit/test_oom: CFLAGS += $(CUDA_INC) -DMX_
 $(CUDA_DIR)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.cuh) src/backend/cuda/kargs.h
 	@mkdir -p $(dir $@)
 	$(if $(V),,@echo "  NVCC  $<")
-	$(Q)$(NVCC) -std=c++17 -O3 $(CUDA_GEN) -fatbin -o $@ $<
+	$(Q)$(NVCC) -std=c++17 -O3 $(NVCCFLAGS) $(CUDA_GEN) -fatbin -o $@ $<
 # One assembly file: the images, a table of them, and the list of architectures.
 $(B)/gen/cuda/images.S: $(CUDA_FAT)
 	@mkdir -p $(dir $@)

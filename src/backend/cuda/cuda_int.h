@@ -56,7 +56,7 @@ typedef struct cuda_stage {
     k_pack args;
 } cuda_stage;
 
-enum { CUDA_MAX_MODULES = 16 };
+enum { CUDA_MAX_MODULES = 32 };
 
 typedef struct cuda_backend {
     mx_backend base;
@@ -97,7 +97,10 @@ typedef struct cuda_backend {
     // Rows must not depend on each other: no kernel, split or order of a sum may be chosen by the
     // number of rows, the phase or the step's longest context. docs/cuda.md has the argument.
     bool fixed_products, fixed_attn;
-    bool graphs, overlap;
+    bool graphs, overlap, fused_layers;
+    int32_t in_flight; // parts of a ring of weights on their way at once, in such launches
+    CUdeviceptr words; // of launches of many layers: epoch, then words; zero at first
+    size_t n_words;
     int32_t gemv_rows; // up to this many tokens take the one-pass kernel
     int32_t lt_rows;   // from this many on cuBLASLt, when found
     mx_cuda_counters count;
@@ -119,6 +122,10 @@ typedef struct cuda_list { // launches of a plan, and what they need
     size_t n_tickets;
     CUdeviceptr scratch, tickets;
     uint32_t slow[MX_SLOW_COUNT]; // slow paths taken
+    k_layer *layers;              // table of the launches of many layers
+    int32_t n_layers, cap_layers;
+    size_t n_words;
+    CUdeviceptr layer_table, words;
 } cuda_list;
 
 // lower.c: appends the launches of an op.
@@ -131,6 +138,12 @@ void cuda_launch(cuda_backend *b, cuda_list *l, cuda_kernel k, const void *args,
 #define CUDA_LAUNCH(b, l, k, args, gx, gy, gz, block, smem)                                        \
     cuda_launch(b, l, k, &(args), sizeof(args), (uint32_t)(gx), (uint32_t)(gy), (uint32_t)(gz),    \
                 (uint32_t)(block), (uint32_t)(smem))
+// layers.c: appends one launch for the layers that ops [first, end) begin with; returns the number
+// of ops it takes, 0: none.
+int32_t cuda_lower_layers(cuda_backend *b, const mx_plan *plan, int32_t first, int32_t end,
+                          CUdeviceptr arena, cuda_list *l);
+// Splits of one row's context among the SMs, for n_groups groups of heads.
+int32_t cuda_row_splits(const cuda_backend *b, int32_t n_groups);
 // product.c
 typedef struct cuda_product {
     const mx_tensor *x, *gamma; // gamma: rms_norm weight or NULL

@@ -213,14 +213,20 @@ static int32_t log2_of(int32_t n) {
 enum { FIXED_CHUNK = 256, MAX_SPLITS = 64 };             // of deterministic attention; attn.cu
 static const size_t fixed_part_bytes = (size_t)64 << 20; // its partial results, at most
 
-// Splits of a row's context: about 5 CTAs an SM (a short wave at the end), 128 tokens or more each.
+int32_t cuda_row_splits(const cuda_backend *b, int32_t n_groups) {
+    return 2 * MX_MAX(1, MX_MIN(MAX_SPLITS / 2, b->n_sm / n_groups));
+}
+
+// Splits of a row's context. One row: what a launch of many layers would take, so that both give
+// the same bits. Else about 5 CTAs an SM (a short wave at the end), 128 tokens or more each.
 // Deterministic: the chunks that the longest context of the bucket can have; the kernel cuts.
-static int32_t attn_splits(const cuda_backend *b, const mx_op *op, int64_t cells) {
+static int32_t attn_splits(const cuda_backend *b, const mx_op *op, int64_t n_rows, int64_t cells) {
     int64_t ctx = op->p.attn.ctx_bucket;
     if (op->p.attn.window > 0) ctx = MX_MIN(ctx, (int64_t)op->p.attn.window + 16);
     if (b->fixed_attn) {
         return (int32_t)MX_MAX(1, MX_MIN((ctx + FIXED_CHUNK - 1) / FIXED_CHUNK, MAX_SPLITS));
     }
+    if (n_rows == 1) return cuda_row_splits(b, (int32_t)cells);
     int64_t want = (5 * (int64_t)b->n_sm + cells - 1) / cells;
     return (int32_t)MX_MAX(1, MX_MIN(want, MX_MIN(ctx / 128, MAX_SPLITS)));
 }
@@ -299,7 +305,7 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
     while (nr < a.n_rep && nr < most) nr *= 2, lg++;
     a.group_heads = nr;
     a.n_groups = a.n_kv_head * ((a.n_rep + nr - 1) / nr);
-    a.n_split = attn_splits(b, op, (int64_t)a.n_rows * a.n_groups);
+    a.n_split = attn_splits(b, op, a.n_rows, (int64_t)a.n_rows * a.n_groups);
     a.chunk = b->fixed_attn ? FIXED_CHUNK : 0;
     a.part = l->scratch;
     launch_rows(b, &a, (cuda_kernel)(CK_attn_h64_r1 + size * 4 + lg), l);

@@ -154,6 +154,7 @@ static void close_backend(mx_backend *base) {
         mx_free(s);
     }
     if (b->tickets) cuda_d.cuMemFree(b->tickets);
+    if (b->words) cuda_d.cuMemFree(b->words);
     for (int i = 0; i < b->n_modules; i++) cuda_d.cuModuleUnload(b->modules[i]);
     if (b->copy) cuda_d.cuStreamDestroy(b->copy);
     if (b->stream) cuda_d.cuStreamDestroy(b->stream);
@@ -250,6 +251,8 @@ mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *
     b->lt_rows = 65;
     b->graphs = mx_knob_flag(MX_KNOB_CUDA_GRAPHS);
     b->overlap = mx_knob_flag(MX_KNOB_CUDA_OVERLAP) && b->cc_major >= 9;
+    b->fused_layers = mx_knob_flag(MX_KNOB_CUDA_FUSED_LAYERS) && b->cc_major == 9 && !b->fixed_attn;
+    b->in_flight = KSTEP_IN_FLIGHT;
     b->count.pinned = mx_knob_flag(MX_KNOB_CUDA_PINNED_LOAD);
     b->ring_shape = cuda_ring_shape();
     b->ring_poll_s = 20e-6;
@@ -279,6 +282,12 @@ int32_t mx_cuda_unused_kernels(mx_backend *b, const char **names, int32_t cap) {
         n++;
     }
     return n;
+}
+
+void mx_cuda_limit_sms(mx_backend *b, int32_t n) {
+    cuda_backend *c = cuda_of(b);
+    int32_t all = attribute(c, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    c->n_sm = n > 0 ? MX_MIN(n, all) : all;
 }
 
 void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out) {

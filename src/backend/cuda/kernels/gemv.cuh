@@ -11,39 +11,77 @@
 
 #define GEMV_SLOTS(nw) ((nw) == 8 ? KGEMV_SLOTS_8 : KGEMV_SLOTS_16)
 
-template <class F> struct Ring {
-    static constexpr int SLOT = F::SLOT_KB * F::BYTES;
-    uint8_t *base;                 // this warp's slots, plus this lane's offset
-    const uint8_t *src;            // next part of the present item, plus this lane's offset
-    int kb0, n_kb;                 // this warp's blocks of every strip
-    int item, left, n_items, slot; // left: blocks of the present item not yet asked for
-    const k_gemv *a;
+// Copies of the weights a warp needs, in the order it needs them. Items: next(p) points p at this
+// warp's blocks of the next item and returns how many there are; 0: no more.
+template <class F, class Items> struct Ring {
+    static constexpr int BLOCKS = F::SLOT_KB, SLOT = BLOCKS * F::BYTES;
+    uint8_t *base;      // this warp's slots, plus this lane's offset
+    const uint8_t *src; // next part of the present item, plus this lane's offset
+    int left, slot;     // blocks of the present item not yet asked for; next slot
+    Items items;
 
-    // Weights of item `it` of this CTA. GLU: gate and up alternate.
-    __device__ __forceinline__ const uint8_t *source(int it) {
+    __device__ __forceinline__ void start(uint8_t *slots, int lane) {
+        base = slots + lane * 16, slot = 0;
+        left = items.next(src);
+        src += lane * 16;
+    }
+    // The oldest part, once it is there; then its slot may be filled again.
+    template <int SLOTS>
+    __device__ __forceinline__ const uint8_t *wait(const uint8_t *slots, int at) {
+        cp_wait<SLOTS - 1>();
+        __syncwarp();
+        return slots + at * SLOT;
+    }
+    template <int SLOTS> __device__ __forceinline__ void done(int at, int lane) {
+        (void)at;
+        __syncwarp();
+        fill<SLOTS>(lane);
+    }
+    // Starts the copy of the next part into the next slot.
+    template <int SLOTS> __device__ __forceinline__ void fill(int lane) {
+        if (left > 0) {
+            uint8_t *dst = base + slot * SLOT;
+            constexpr int FULL_16 = SLOT / 16; // pieces of 16 bytes
+            if (left >= F::SLOT_KB) {
+#pragma unroll
+                for (int p = 0; p < FULL_16 / 32; p++) cp16(dst + p * 512, src + p * 512);
+                if (FULL_16 % 32 && lane < FULL_16 % 32) {
+                    cp16(dst + FULL_16 / 32 * 512, src + FULL_16 / 32 * 512);
+                }
+            } else {
+                int n16 = left * (F::BYTES / 16) - lane;
+#pragma unroll
+                for (int p = 0; p < (FULL_16 + 31) / 32; p++) {
+                    if (p * 32 < n16) cp16(dst + p * 512, src + p * 512);
+                }
+            }
+            src += SLOT;
+            left -= F::SLOT_KB;
+            if (left <= 0) {
+                left = items.next(src);
+                src += lane * 16;
+            }
+        }
+        cp_commit();
+        if (++slot == SLOTS) slot = 0;
+    }
+};
+
+// The items of one launch: strips blockIdx.x, + gridDim.x, ...; GLU: gate and up alternate.
+struct GemvItems {
+    const k_gemv *a;
+    int item, n_items, kb0, n_kb, block_bytes;
+    __device__ __forceinline__ int next(const uint8_t *&p) {
+        if (item >= n_items || n_kb == 0) return 0;
         bool glu = a->act != KACT_NONE;
-        int i = blockIdx.x + (glu ? it >> 1 : it) * gridDim.x, s = glu ? it & 1 : 0;
+        int i = blockIdx.x + (glu ? item >> 1 : item) * gridDim.x, s = glu ? item & 1 : 0;
         if (!glu && i >= a->seg[0].n_strips && a->n_seg > 1) {
             i -= a->seg[0].n_strips, s = 1;
             if (i >= a->seg[1].n_strips && a->n_seg > 2) i -= a->seg[1].n_strips, s = 2;
         }
-        return a->seg[s].w + ((size_t)i * a->n_kb + kb0) * F::BYTES;
-    }
-    // Starts the copy of the next part into the next slot.
-    template <int NW> __device__ __forceinline__ void fill(int lane) {
-        if (item < n_items && n_kb > 0) {
-            int n16 = min(F::SLOT_KB, left) * (F::BYTES / 16) - lane;
-            uint8_t *dst = base + slot * SLOT;
-#pragma unroll
-            for (int p = 0; p < (SLOT / 16 + 31) / 32; p++) {
-                if (p * 32 < n16) cp16(dst + p * 512, src + p * 512);
-            }
-            src += SLOT;
-            left -= F::SLOT_KB;
-            if (left <= 0 && ++item < n_items) src = source(item) + lane * 16, left = n_kb;
-        }
-        cp_commit();
-        if (++slot == GEMV_SLOTS(NW)) slot = 0;
+        p = a->seg[s].w + ((size_t)i * a->n_kb + kb0) * block_bytes;
+        item++;
+        return n_kb;
     }
 };
 
@@ -55,6 +93,11 @@ template <class F, int NT> struct Acc {
 #pragma unroll
             for (int i = 0; i < (F::FLOAT ? 4 : 2); i++) r[j][i] = 0.f;
     }
+};
+
+// Four blocks at once, see quads_int.
+template <class F> struct Quad {
+    static constexpr bool IS = F::BITS == 4 && F::GROUP == 64 && F::KB == 64 && F::SLOT_KB == 4;
 };
 
 // One block of quantised weights. xs: this block's activations; xm: its sums.
@@ -101,7 +144,11 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 if (blk % GB == 0) k[j][0] = k[j][1] = k[j][2] = k[j][3] = MAGIC_I;
-                mma_i8(k[j], a[0], a[1], a[2], a[3], h ? x[j].z : x[j].x, h ? x[j].w : x[j].y);
+                if (Quad<F>::IS) { // see x_word
+                    mma_i8(k[j], a[0], a[1], a[2], a[3], h ? x[j].y : x[j].x, h ? x[j].w : x[j].z);
+                } else {
+                    mma_i8(k[j], a[0], a[1], a[2], a[3], h ? x[j].z : x[j].x, h ? x[j].w : x[j].y);
+                }
             }
             if ((blk + 1) % GB == 0) {
                 int grp = blk / GB;
@@ -122,6 +169,63 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
     }
 }
 
+// 4-bit codes with a scale for every 64 columns, one token: four blocks at once. Each block's
+// activations stand in two columns of B of their own, zeros in the others, so that lane t ends with
+// the sums of block t and scales are applied once. High nibbles are taken where they stand, as 16
+// times their value. n: blocks there are; zero: 16 zero bytes.
+// Q quads, of n blocks in all; addresses in shared memory. All loads come first.
+template <class F, int SB, int Q>
+__device__ __forceinline__ void quads_int(Acc<F, 1> &acc, uint32_t slot, int n, uint32_t xs,
+                                          uint32_t xm, uint32_t zero, int lane) {
+    int g = lane >> 2, t = lane & 3, mine = g >> 1;
+    uint32_t at = xs + mine * 128 + (g & 1) * 64 + t * 16;
+    const uint32_t low = 0x0f0f0f0fu, high = 0xf0f0f0f0u;
+    uint4 q[Q][4], x[Q][4];
+    uint2 s[Q];
+    float X
+    [Q];
+#pragma unroll
+    for (int k = 0; k < Q; k++) {
+        uint32_t have = mine + 4 * k < n ? at + k * 512 : zero;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            q[k][i] = lds16(slot + (4 * k + i) * F::BYTES + lane * 16);
+            x[k][i] = lds16(mine == i ? have : zero);
+        }
+        bool in = t + 4 * k < n;
+        s[k] = in ? lds8(slot + (4 * k + t) * F::BYTES + F::CODES + g * 8) : make_uint2(0, 0);
+        X
+        [k] = in ? lds4(xm + (4 * k + t) * 4) : 0.f;
+    }
+    int e[Q][4], o[Q][4];
+#pragma unroll
+    for (int k = 0; k < Q; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) e[k][i] = o[k][i] = MAGIC_I;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int k = 0; k < Q; k++) {
+            uint4 w = q[k][i];
+            mma_i8(e[k], w.x & low, w.z & low, w.y & low, w.w & low, x[k][i].x, x[k][i].y);
+            mma_i8(o[k], w.x & high, w.z & high, w.y & high, w.w & high, x[k][i].z, x[k][i].w);
+        }
+#pragma unroll
+    for (int k = 0; k < Q; k++) {
+        float s0 = SB ? bf_lo(s[k].x) : h_lo(s[k].x), b0 = SB ? bf_hi(s[k].x) : h_hi(s[k].x);
+        float s1 = SB ? bf_lo(s[k].y) : h_lo(s[k].y), b1 = SB ? bf_hi(s[k].y) : h_hi(s[k].y);
+        float f[4], h[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            f[i] = __int_as_float(e[k][i]) - MAGIC_F, h[i] = __int_as_float(o[k][i]) - MAGIC_F;
+        }
+        float v0 = fmaf(fmaf(h[0], 256.f, h[1]), 0.0625f, fmaf(f[0], 256.f, f[1]));
+        float v1 = fmaf(fmaf(h[2], 256.f, h[3]), 0.0625f, fmaf(f[2], 256.f, f[3]));
+        acc.r[0][0] = fmaf(s0, v0, fmaf(b0, X[k], acc.r[0][0]));
+        acc.r[0][1] = fmaf(s1, v1, fmaf(b1, X[k], acc.r[0][1]));
+    }
+}
+
 template <class F, int NT, int MT>
 __device__ __forceinline__ void block_float(Acc<F, NT> &acc, const uint8_t *tile, const uint4 *xs,
                                             const int *xo, int lane) {
@@ -139,6 +243,72 @@ __device__ __forceinline__ void block_float(Acc<F, NT> &acc, const uint8_t *tile
                 mma_h(acc.r[j], a0.x, a0.y, a0.z, a0.w, x.x, x.y);
                 mma_h(acc.r[j], a1.x, a1.y, a1.z, a1.w, x.z, x.w);
             }
+        }
+    }
+}
+
+// One strip against a warp's run of columns, from the ring. my_xs, my_xm: the run's activations.
+// Where Quad applies, block b of a slot is summed with the blocks b of the other slots, and the
+// four sums are added at the end: for any number of tokens in the same order.
+template <class F, int MT, int SB, int SLOTS, class R>
+__device__ __forceinline__ void strip_sum(Acc<F, (MT > 4 ? 2 : 1)> &acc, R &ring,
+                                          const uint8_t *slots, int &slot, int n_kb,
+                                          const uint4 *my_xs, const float *my_xm, uint32_t zero,
+                                          const int *xo, const int *xt, int lane) {
+    constexpr int NT = MT > 4 ? 2 : 1, SUMS = Quad<F>::IS && MT > 1 ? 4 : 1, PART = R::BLOCKS;
+    Acc<F, NT> part[SUMS];
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) part[i].clear();
+#pragma unroll 1
+    for (int kb = 0; kb < n_kb; kb += PART) {
+        const uint8_t *tile = ring.template wait<SLOTS>(slots, slot);
+        const uint4 *x = my_xs + kb * (F::KB / (F::FLOAT ? 32 : 64)) * MT * 8;
+        const float *xq = my_xm + kb * (F::KB / F::XG) * MT;
+        int n = n_kb - kb;
+        if constexpr (Quad<F>::IS && MT == 1) {
+            quads_int<F, SB, PART / 4>(part[0], smem_addr(tile), n, smem_addr(x), smem_addr(xq),
+                                       zero, lane);
+        } else {
+            auto block = [&](int b) {
+                if constexpr (F::FLOAT) {
+                    block_float<F, NT, MT>(part[0], tile + b * F::BYTES,
+                                           x + b * (F::KB / 32) * MT * 8, xo, lane);
+                } else {
+                    block_int<F, NT, MT, SB>(part[b % SUMS], tile + b * F::BYTES,
+                                             x + b * (F::KB / 64) * MT * 8,
+                                             xq + b * (F::KB / F::XG) * MT, xo, xt, lane);
+                }
+            };
+            if (n >= PART) {
+#pragma unroll
+                for (int b = 0; b < PART; b++) block(b);
+            } else if (SUMS > 1) {
+#pragma unroll
+                for (int b = 0; b < PART; b++) {
+                    if (b < n) block(b);
+                }
+            } else {
+#pragma unroll 1
+                for (int b = 0; b < n; b++) block(b);
+            }
+        }
+        ring.template done<SLOTS>(slot, lane);
+        if (++slot == SLOTS) slot = 0;
+    }
+    acc = part[0];
+    if constexpr (SUMS > 1) {
+#pragma unroll
+        for (int j = 0; j < NT; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                acc.r[j][i] = (part[0].r[j][i] + part[1 % SUMS].r[j][i]) +
+                              (part[2 % SUMS].r[j][i] + part[3 % SUMS].r[j][i]);
+            }
+    } else if constexpr (Quad<F>::IS) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            acc.r[0][i] += __shfl_xor_sync(FULL, acc.r[0][i], 1);
+            acc.r[0][i] += __shfl_xor_sync(FULL, acc.r[0][i], 2);
         }
     }
 }
@@ -180,7 +350,7 @@ __device__ __forceinline__ float max4(float m, float4 v) {
 template <class F> __device__ __forceinline__ float2 run_scale(float m) {
     if (F::BF) return make_float2(1.f, 1.f);
     m = warp_max(m);
-    if (!F::FLOAT) return make_float2(m * (1.f / 32512.f), m > 0.f ? 32512.f / m : 0.f);
+    if (!F::FLOAT) return make_float2(m * (1.f / 32512.f), m > 0.f ? __fdividef(32512.f, m) : 0.f);
     if (!(m > 0.f && m < 3e38f)) return make_float2(1.f, 1.f);
     int e = (int)((__float_as_uint(m) >> 23) & 255) - 127 - 8; // |x| / d < 512
     e = max(-120, min(120, e));
@@ -188,13 +358,34 @@ template <class F> __device__ __forceinline__ float2 run_scale(float m) {
                        __uint_as_float((uint32_t)(127 - e) << 23));
 }
 
+// Where the runs of 16 columns stand in a lane's 16 bytes of activations: side by side what one
+// product takes.
+template <class F> __device__ __forceinline__ int x_word(int run) {
+    return Quad<F>::IS ? ((run & 1) << 1) | (run >> 1) : run;
+}
+
+// Four numbers times inv to 16-bit fixed point: the bytes of the high plane and of the low one; the
+// sum of the four, a whole number. Adding 1.5 * 2^23 rounds, and leaves the integer in the low
+// bits.
+__device__ __forceinline__ uint2 codes4(float4 v, float inv, float &sum) {
+    float f0 = fmaf(v.x, inv, MAGIC_F), f1 = fmaf(v.y, inv, MAGIC_F);
+    float f2 = fmaf(v.z, inv, MAGIC_F), f3 = fmaf(v.w, inv, MAGIC_F);
+    sum = ((f0 - MAGIC_F) + (f1 - MAGIC_F)) + ((f2 - MAGIC_F) + (f3 - MAGIC_F));
+    int q0 = __float_as_int(f0), q1 = __float_as_int(f1);
+    int q2 = __float_as_int(f2), q3 = __float_as_int(f3);
+    uint32_t low = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+    uint32_t high = __byte_perm(__byte_perm(q0 + 128, q1 + 128, 0x0051),
+                                __byte_perm(q2 + 128, q3 + 128, 0x0051), 0x5410);
+    return make_uint2(high, low);
+}
+
 // Four columns into the B operand of token `tok`; every lane calls it, `in` says whose columns are
 // in the run.
 template <class F, int MT>
 __device__ __forceinline__ void put4(float4 v, float inv, int c, bool in, int tok, uint32_t *xs,
                                      float *xm) {
-    v.x *= inv, v.y *= inv, v.z *= inv, v.w *= inv;
     if constexpr (F::FLOAT) {
+        v.x *= inv, v.y *= inv, v.z *= inv, v.w *= inv;
         uint32_t h0, h1, l0, l1;
         if (F::BF) {
             h0 = pack_bf(v.x, v.y), h1 = pack_bf(v.z, v.w);
@@ -209,20 +400,16 @@ __device__ __forceinline__ void put4(float4 v, float inv, int c, bool in, int to
         uint2 *p = reinterpret_cast<uint2 *>(xs + (((i * MT + tok) * 2) * 4 + t) * 4 + f * 2);
         if (in) p[0] = make_uint2(h0, h1), p[8] = make_uint2(l0, l1);
     } else {
-        int q0 = __float2int_rn(v.x), q1 = __float2int_rn(v.y);
-        int q2 = __float2int_rn(v.z), q3 = __float2int_rn(v.w);
-        uint32_t lo = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
-        uint32_t hi = __byte_perm(__byte_perm(q0 + 128, q1 + 128, 0x0051),
-                                  __byte_perm(q2 + 128, q3 + 128, 0x0051), 0x5410);
-        int sum = q0 + q1 + q2 + q3;
+        float sum = 0.f;
+        uint2 q = codes4(v, inv, sum);
 #pragma unroll
         for (int s = 1; s < F::XG / 4; s <<= 1) sum += __shfl_xor_sync(FULL, sum, s);
         int i = c >> 6, w = (c & 63) >> 2; // run of 64 columns, word in it
-        uint32_t *p = xs + (((i * MT + tok) * 2) * 4 + (w & 3)) * 4 + (w >> 2);
+        uint32_t *p = xs + (((i * MT + tok) * 2) * 4 + (w & 3)) * 4 + x_word<F>(w >> 2);
         if (in) {
-            p[0] = hi;
-            p[16] = lo;
-            if (c % F::XG == 0) xm[(c / F::XG) * MT + tok] = (float)sum;
+            p[0] = q.x;
+            p[16] = q.y;
+            if (c % F::XG == 0) xm[(c / F::XG) * MT + tok] = sum;
         }
     }
 }
@@ -297,11 +484,13 @@ struct Gemv {
     uint4 *xs;
     float *xm, *ds, *ssqs, *part; // ds, ssqs: [warp][8]; part: [2][warp][8][16]
     uint8_t *slots;
+    uint32_t zero; // 16 zero bytes of shared memory
 };
 
 // Products of every item and their sums over the warps. SB: 16-bit scales are bf16.
 template <class F, int MT, int NW, int SB>
-__device__ __forceinline__ void gemv_main(const k_gemv &a, const Gemv &c, Ring<F> &ring) {
+__device__ __forceinline__ void gemv_main(const k_gemv &a, const Gemv &c,
+                                          Ring<F, GemvItems> &ring) {
     constexpr int NT = MT > 4 ? 2 : 1;
     int warp = c.warp, lane = c.lane, g = c.g, t = c.t, n_tok = c.n_tok, pair = c.pair;
     int xo[NT], xt[NT];
@@ -337,36 +526,8 @@ __device__ __forceinline__ void gemv_main(const k_gemv &a, const Gemv &c, Ring<F
             }
         }
         Acc<F, NT> acc;
-        acc.clear();
-#pragma unroll 1
-        for (int kb = 0; kb < c.n_kb; kb += F::SLOT_KB) {
-            cp_wait<GEMV_SLOTS(NW) - 1>();
-            __syncwarp();
-            const uint8_t *tile = c.slots + slot * Ring<F>::SLOT;
-            const uint4 *x = my_xs + kb * (F::KB / (F::FLOAT ? 32 : 64)) * MT * 8;
-            const float *xq = my_xm + kb * (F::KB / F::XG) * MT;
-            auto block = [&](int b) {
-                if constexpr (F::FLOAT) {
-                    block_float<F, NT, MT>(acc, tile + b * F::BYTES, x + b * (F::KB / 32) * MT * 8,
-                                           xo, lane);
-                } else {
-                    block_int<F, NT, MT, SB>(acc, tile + b * F::BYTES,
-                                             x + b * (F::KB / 64) * MT * 8,
-                                             xq + b * (F::KB / F::XG) * MT, xo, xt, lane);
-                }
-            };
-            int n = c.n_kb - kb;
-            if (n >= F::SLOT_KB) {
-#pragma unroll
-                for (int b = 0; b < F::SLOT_KB; b++) block(b);
-            } else {
-#pragma unroll 1
-                for (int b = 0; b < n; b++) block(b);
-            }
-            __syncwarp();
-            if (++slot == GEMV_SLOTS(NW)) slot = 0;
-            ring.template fill<NW>(lane);
-        }
+        strip_sum<F, MT, SB, GEMV_SLOTS(NW)>(acc, ring, c.slots, slot, c.n_kb, my_xs, my_xm, c.zero,
+                                             xo, xt, lane);
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             int k = 4 * j + t;
@@ -408,7 +569,10 @@ __device__ __forceinline__ void gemv_main(const k_gemv &a, const Gemv &c, Ring<F
 // MT: most tokens of a pass (strides of the prepared activations). NW: warps.
 template <class F, int MT, int NW> __device__ __forceinline__ void gemv_body(const k_gemv &a) {
     extern __shared__ __align__(128) uint8_t sm[];
+    __shared__ uint4 zero;
     Gemv c;
+    c.zero = smem_addr(&zero);
+    if (threadIdx.x == 0) zero = make_uint4(0, 0, 0, 0);
     c.warp = threadIdx.x >> 5, c.lane = threadIdx.x & 31, c.g = c.lane >> 2, c.t = c.lane & 3;
     c.tok0 = blockIdx.y * a.pass_tok, c.n_tok = MT == 1 ? 1 : min(a.pass_tok, a.n_tok - c.tok0);
     c.pair = a.act != KACT_NONE;
@@ -420,18 +584,14 @@ template <class F, int MT, int NW> __device__ __forceinline__ void gemv_body(con
     c.ssqs = c.ds + NW * 8;
     c.part = reinterpret_cast<float *>(sm + a.off_part);
     c.kb0 = c.warp * a.n_kb / NW, c.n_kb = (c.warp + 1) * a.n_kb / NW - c.kb0;
-    c.slots = sm + c.warp * GEMV_SLOTS(NW) * Ring<F>::SLOT;
+    c.slots = sm + c.warp * GEMV_SLOTS(NW) * Ring<F, GemvItems>::SLOT;
 
-    Ring<F> ring;
-    ring.a = &a;
-    ring.base = c.slots + c.lane * 16;
-    ring.kb0 = c.kb0, ring.n_kb = ring.left = c.n_kb;
-    ring.item = ring.slot = 0;
-    ring.n_items = c.n_items;
-    ring.src = ring.source(0) + c.lane * 16;
+    Ring<F, GemvItems> ring;
+    ring.items = GemvItems{&a, 0, c.n_items, c.kb0, c.n_kb, F::BYTES};
+    ring.start(c.slots, c.lane);
     dep_trigger();
 #pragma unroll 1
-    for (int i = 0; i < GEMV_SLOTS(NW); i++) ring.template fill<NW>(c.lane);
+    for (int i = 0; i < GEMV_SLOTS(NW); i++) ring.template fill<GEMV_SLOTS(NW)>(c.lane);
     dep_wait();
 
     const float *x0 = a.x + (size_t)c.tok0 * a.ldx;
@@ -450,7 +610,7 @@ template <class F, int MT, int NW> __device__ __forceinline__ void gemv_body(con
             prepare_long<F, MT>(a, x0 + (size_t)k * a.ldx, k, c0, c1, xs, c.xm, d, q, c.lane);
         }
     }
-    __syncwarp();
+    __syncthreads(); // of `zero`
     if (F::SC == KSC_PAIR && a.scale_type) {
         gemv_main<F, MT, NW, F::SC == KSC_PAIR>(a, c, ring);
     } else {

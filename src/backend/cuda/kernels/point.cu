@@ -1,5 +1,5 @@
 // Norms, pointwise ops, rotation, and writing the sequence state.
-#include "dev.cuh"
+#include "turn.cuh"
 
 // One CTA a row; columns are normalised in runs of dim, one warp a run when there are many.
 ENTRY __launch_bounds__(256) rms_norm(PAR const k_norm a) {
@@ -69,16 +69,6 @@ ENTRY rope_table(PAR const k_rope_table a) {
     }
 }
 
-__device__ __forceinline__ void store_kv(uint8_t *p, int64_t i, float v, int type) {
-    if (type == KTYPE_F16) {
-        reinterpret_cast<__half *>(p)[i] = __float2half_rn(v);
-    } else if (type == KTYPE_BF16) {
-        reinterpret_cast<__nv_bfloat16 *>(p)[i] = __float2bfloat16_rn(v);
-    } else {
-        reinterpret_cast<float *>(p)[i] = v;
-    }
-}
-
 // One warp a head: norm (optional), rotation, then to y or into the state. Heads in order: q, k, v.
 // ROPE has q only; KV_WRITE has k and v and no rotation.
 ENTRY __launch_bounds__(128) rope_kv(PAR const k_rope a) {
@@ -95,63 +85,31 @@ ENTRY __launch_bounds__(128) rope_kv(PAR const k_rope a) {
     int kh = is_q ? 0 : (h - a.n_head) % max(1, a.n_kv_head);
     const float *x = is_q ? a.q + row * a.ldq + h * a.head_dim
                           : (is_v ? a.v + row * a.ldv : a.k + row * a.ldk) + kh * a.head_dim;
-    const float *nw = is_q ? a.qn : is_v ? nullptr : a.kn;
-    bool rot = !is_v && a.cs;
-    int half = a.n_rot / 2;
-    const float *cs = a.cs + row * a.ldcs;
+    Turn turn = {a.head_dim,
+                 a.n_rot,
+                 a.interleaved,
+                 a.eps,
+                 is_q   ? a.qn
+                 : is_v ? nullptr
+                        : a.kn,
+                 !is_v && a.cs ? a.cs + row * a.ldcs : nullptr};
     int64_t at = is_q ? row * a.ldy + (int64_t)h * a.head_dim
-                      : (((int64_t)(slot / a.page_tokens) * a.n_kv_head + kh) * a.page_tokens +
-                         slot % a.page_tokens) *
-                            a.head_dim;
+                      : state_index(slot, kh, a.n_kv_head, a.page_tokens, a.head_dim);
     uint8_t *state = is_v ? a.vs : a.ks;
-    // 128 columns at a time, all of their inputs asked for together
-    float cos4[4], sin4[4];
-    auto angles = [&](int d0) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int d = d0 + i * 32 + lane;
-            bool turn = rot && d < a.n_rot;
-            int k = a.interleaved ? d >> 1 : (d < half ? d : d - half);
-            cos4[i] = turn ? ldx(cs + k) : 1.f;
-            sin4[i] = turn ? ldx(cs + half + k) : 0.f;
-        }
-    };
-    float ssq = 0.f;
-    angles(0);
-    for (int d0 = 0; d0 < a.head_dim; d0 += 128) {
-        float v[4];
+    auto load = [&](int d0, float *v) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int d = d0 + i * 32 + lane;
             v[i] = d < a.head_dim ? ldx(x + d) : 0.f;
         }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int d = d0 + i * 32 + lane;
-            ssq = fmaf(v[i], v[i], ssq);
-            if (d < a.head_dim) sh[warp][d] = v[i];
+    };
+    turn_head(turn, sh[warp], lane, load, [&](int d, float v) {
+        if (is_q) {
+            a.y[at + d] = v;
+        } else {
+            store_kv(state, at + d, v, a.kv_type);
         }
-    }
-    float r = nw ? 1.f / sqrtf(warp_sum(ssq) / (float)a.head_dim + a.eps) : 1.f;
-    __syncwarp();
-    for (int d0 = 0; d0 < a.head_dim; d0 += 128) {
-        if (d0) angles(d0);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int d = d0 + i * 32 + lane;
-            if (d >= a.head_dim) continue;
-            bool turn = rot && d < a.n_rot, second = a.interleaved ? d & 1 : d >= half;
-            int other = a.interleaved ? d ^ 1 : (d >= half ? d - half : d + half);
-            float o = turn ? (nw ? nw[other] * r : 1.f) * sh[warp][other] : 0.f;
-            float v = sh[warp][d] * (nw ? nw[d] * r : 1.f);
-            v = fmaf(v, cos4[i], second ? o * sin4[i] : -o * sin4[i]);
-            if (is_q) {
-                a.y[at + d] = v;
-            } else {
-                store_kv(state, at + d, v, a.kv_type);
-            }
-        }
-    }
+    });
 }
 
 // A tiny dependent op: y = 1.0001 y + 0.001.

@@ -26,6 +26,10 @@ int32_t mx_cuda_unused_kernels(mx_backend *b, const char **names, int32_t cap) {
     return 0;
 }
 
+void mx_cuda_limit_sms(mx_backend *b, int32_t n) {
+    (void)b, (void)n;
+}
+
 void mx_cuda_counters_get(mx_backend *b, mx_cuda_counters *out) {
     (void)b;
     memset(out, 0, sizeof(*out));

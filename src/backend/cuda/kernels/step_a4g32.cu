@@ -1,0 +1,4 @@
+// Steps over a4g32 weights.
+#include "step.cuh"
+
+STEPS(a4g32)

@@ -1,0 +1,4 @@
+// Steps over b16 weights.
+#include "step.cuh"
+
+STEPS(b16)
