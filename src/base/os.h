@@ -42,6 +42,10 @@ enum { MX_THREAD_STACK_BYTES = 2 << 20 };
 // pthread_create with a stack of our own size, whatever `ulimit -s` is. 0 or an errno.
 int mx_thread_start(pthread_t *out, void *(*fn)(void *), void *arg);
 
+// Threads share one pool of freed memory from now on, where the C library keeps one a thread: a
+// process of many short requests stays at the size it needs.
+void mx_share_free_memory(void);
+
 double mx_now_s(void);  // monotonic
 double mx_wall_s(void); // since 1970
 void mx_sleep_s(double s);

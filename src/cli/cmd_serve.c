@@ -165,6 +165,7 @@ static void fill(const cli_options *o, const char *path, mx_server_config *c) {
 int cli_serve(const cli_options *o) {
     if (!o->model) return cli_usage(o, "expected --model");
     if (!mx_knob_is_set(MX_KNOB_LOG)) mx_log_set_level(MX_LOG_INFO);
+    mx_share_free_memory();
     mx_server_config c = {0};
     char *path = NULL;
     int code = CLI_EXIT_OK;

@@ -301,9 +301,9 @@ static mx_status init_steps(mlxcel_engine *e, int32_t n_vocab, mx_err *err) {
 mx_status engine_open_steps(mlxcel_engine *e, const mx_kv_spec *spec, int32_t n_vocab,
                             mx_err *err) {
     MX_TRY(mx_kv_open(&e->kv, e->backend, spec, err));
-    e->enc = mx_enc_open(e->backend, e->budgets,
-                         (int32_t)mx_knob_int(MX_KNOB_CUDA_GRAPH_CACHE_SIZE, 2000),
-                         mx_knob_flag(MX_KNOB_FUSED_OPS));
+    // On a CPU a plan is cheap to make again, and has no graph.
+    int64_t plans = mx_knob_int(MX_KNOB_CUDA_GRAPH_CACHE_SIZE, e->facts.host_memory ? 128 : 2000);
+    e->enc = mx_enc_open(e->backend, e->budgets, (int32_t)plans, mx_knob_flag(MX_KNOB_FUSED_OPS));
     return init_steps(e, n_vocab, err);
 }
 

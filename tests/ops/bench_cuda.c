@@ -6,6 +6,7 @@
 #include "backend/cuda/cuda_int.h"
 #include "backend/encoder.h"
 #include "base/os.h"
+#include "base/str.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -888,8 +889,11 @@ int main(int argc, char **argv) {
         if (!strncmp(argv[k], "model=", 6)) only = argv[k] + 6;
         if (!strncmp(argv[k], "folder=", 7)) load_folder = argv[k] + 7;
         if (!strncmp(argv[k], "gb=", 3)) load_gb = strtod(argv[k] + 3, NULL);
-        if (!strncmp(argv[k], "in_flight=", 10)) cb->in_flight = atoi(argv[k] + 10);
-        if (!strncmp(argv[k], "rows=", 5)) most_rows = atoi(argv[k] + 5);
+        int64_t n;
+        if (!strncmp(argv[k], "in_flight=", 10) && mx_parse_i64(argv[k] + 10, &n)) {
+            cb->in_flight = (int32_t)n;
+        }
+        if (!strncmp(argv[k], "rows=", 5) && mx_parse_i64(argv[k] + 5, &n)) most_rows = (int)n;
     }
     bench_read();
     for (size_t i = 0; i < MX_COUNT(benches); i++) {

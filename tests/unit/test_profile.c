@@ -158,7 +158,8 @@ static void joined_arms_have_the_same_addresses(void **state) {
     mx_wview v = {.fmt = mx_wfmt_of(MX_F32), .n_rows = 64, .n_cols = 64, .data = values};
     mx_err err = {0};
     assert_int_equal(f.r.b->ops->upload(f.r.b, &l.table, &v, &err), MX_OK);
-    prof_arm first, a[3] = {{{0}}};
+    prof_arm first, a[3];
+    memset(a, 0, sizeof a);
     make_arm(&f, &first, 0, true, record_labelled, &l);
     for (int i = 0; i < 3; i++) {
         mx_budget budgets[MX_PHASES];
