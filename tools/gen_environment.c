@@ -21,7 +21,8 @@ int main(void) {
     puts(
         "# Environment variables\n\n"
         "Made from `src/base/knobs.def` by `make docs`; do not edit. Values are read once, at the\n"
-        "first use. A malformed value is reported once and the default is used. Kinds: FLAG "
+        "first use. Most malformed values are reported once and the default is used; devices,\n"
+        "instruction sets, lazy weights and LLAMA_ARG_* that cannot be met are errors. Kinds: FLAG "
         "(empty,\n"
         "`0`, `false`, `off`, `no` are off, anything else on), PRESENT (set at all is on), INT, "
         "FLOAT,\n"

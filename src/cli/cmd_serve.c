@@ -5,6 +5,7 @@
 #include "base/knobs.h"
 #include "base/mem.h"
 #include "base/os.h"
+#include "engine/device.h"
 #include "server/server.h"
 
 #include <strings.h>
@@ -46,7 +47,9 @@ static bool engine_params(const cli_options *o, mlxcel_params *p, int *code) {
             cli_usage(o, "--cache-type-k %s and --cache-type-v %s: they must be the same", k, v);
         return false;
     }
-    uint64_t body, quarter = mx_mem_available_bytes() / 4;
+    uint64_t body,
+        quarter =
+            MX_MIN(mx_mem_available_bytes(), mx_knob_size(MX_KNOB_MEMORY_LIMIT, UINT64_MAX)) / 4;
     if (!read_size(o, "--kv-cache-budget", o->kv_budget, "auto none", 0, &p->kv_budget_bytes,
                    code) ||
         !read_size(o, "--prompt-cache-bytes", o->prompt_cache, "auto",
@@ -75,7 +78,7 @@ static bool fits(const cli_options *o, const char *path, const mlxcel_params *p,
     mx_weights w;
     mx_err err = {0};
     cli_estimate e;
-    if (o->force) return true;
+    if (o->force || mx_device_gpus(o->device) > 0) return true; // a GPU: the engine compares
     mx_status st = mx_weights_open(&w, path, &err);
     if (st == MX_OK) {
         st = cli_estimate_make(&e, &w, p->ctx_size, p->max_batch, p->kv_type, &err);
@@ -97,10 +100,9 @@ static bool fits(const cli_options *o, const char *path, const mlxcel_params *p,
     cli_estimate_banner(&e, path, &b);
     cli_note("%s", b.data);
     mx_buf_free(&b);
-    *code =
-        cli_fail(o, CLI_EXIT_LOAD,
-                 "the model does not fit; --ctx-size, --n-parallel or --kv-cache-budget make it "
-                 "smaller, --force loads it all the same");
+    *code = cli_fail(o, CLI_EXIT_LOAD,
+                     "the model does not fit; --ctx-size, --n-parallel, --kv-cache-budget or "
+                     "--prompt-cache-bytes make it smaller, --force loads it all the same");
     return false;
 }
 

@@ -5,6 +5,7 @@
 #include "base/knobs.h"
 #include "base/mem.h"
 #include "base/os.h"
+#include "engine/device.h"
 #include "format/store.h"
 
 #include <math.h>
@@ -35,7 +36,8 @@ static bool check_memory(const cli_options *o, const char *path, const mlxcel_pa
         cli_fail(o, CLI_EXIT_LOAD, "%s", err.msg);
         return false;
     }
-    if (e->fits || o->force) return true;
+    // On a GPU the engine compares with the memory there.
+    if (e->fits || o->force || mx_device_gpus(o->device) > 0) return true;
     mx_buf b;
     mx_buf_init(&b, 0);
     cli_estimate_banner(e, path, &b);

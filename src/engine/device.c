@@ -25,7 +25,8 @@ static mx_status open_cuda(const mx_device_options *o, int gpu, mx_backend **out
 static mx_status gpu_number(const char *want, int *out, mx_err *err) {
     int64_t n = 0;
     bool plain = strcmp(want, "cuda") == 0 || strcmp(want, "gpu") == 0;
-    bool numbered = want[4] == ':' && mx_parse_i64(want + 5, &n) && n >= 0 && n <= INT32_MAX;
+    bool numbered =
+        strncmp(want, "cuda:", 5) == 0 && mx_parse_i64(want + 5, &n) && n >= 0 && n <= INT32_MAX;
     if (!plain && !numbered) {
         return mx_err_set(err, MX_INVALID, "device '%s': expected cuda:N, N the number of a GPU",
                           want);

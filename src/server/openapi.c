@@ -216,15 +216,22 @@ static const char prose[] =
     "`--allowed-hosts` are served. Preflights need no key.\n"
     "- **Limits.** Bodies to `--max-body` bytes, JSON to 100 levels, no key twice, no NUL in "
     "texts. "
-    "A request ends after\n  `--timeout` seconds.\n"
-    "- **Slow requests.** Bodies over 64 KiB, and templates of the client, are read by a thread of "
+    "A request ends after\n  `--timeout` seconds with 504 `server_timeout`, in a stream with an "
+    "error event.\n"
+    "- **Chat** needs a template in the model (`has_chat_template` of `/props`); without one it is "
+    "501, and\n  `/v1/completions` remains.\n"
+    "- **Errors** are `{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`; the message "
+    "names the field.\n"
+    "- **Cache hits** are whole pages of 32 tokens.\n"
+    "- **Slow requests.** Bodies over 64 KiB, and templates of `/apply-template`, are read by a "
+    "thread of "
     "their own, one after the\n  other; what else is asked is answered meanwhile.\n"
     "- **Connections.** At most 1024; when most places are taken, those idle longest are closed. A "
     "request must have arrived\n  within `--idle-timeout`, a longer body at 4 KiB/s on average. "
     "Addresses to 16 KiB (else 414), headers to 64 KiB (431).\n"
     "- **Malformed HTTP.** Two Host or length headers, a length beside a transfer coding, another "
-    "coding than chunked (501),\n  names or values with characters that are not allowed: an error "
-    "as below, and the connection ends. Some requests never\n  reach this program's code: the HTTP "
+    "coding than chunked (501),\n  names or values with characters that are not allowed: an error, "
+    "and the connection ends. Some requests never\n  reach this program's code: the HTTP "
     "library answers a bad request line, a header without a colon, heads beyond\n  256 KiB, a "
     "Content-Length that is no number and malformed chunks with a short HTML page (400, 413, 414, "
     "431, 505) and\n  closes; what does not look like HTTP at all, or has thousands of query "
@@ -238,7 +245,9 @@ static const char prose[] =
     "`X-Request-Id` is taken from the request\n  if it is plain.\n"
     "- **Shutting down.** SIGINT or SIGTERM: no new connections, what runs has the grace time, "
     "then "
-    "ends with an error; exit 0.\n  A second signal ends the process at once.\n";
+    "ends with an error; exit 0.\n  A second signal ends the process at once. Where SIGINT was "
+    "ignored at the start (`&` in a script) "
+    "it stays so: use SIGTERM.\n";
 
 void mx_server_markdown(mx_buf *b) {
     static const char *const titles[] = {"/v1/chat/completions", "/v1/completions", "/completion"};

@@ -342,7 +342,9 @@ static rig *rig_open(uint64_t s) {
         float f = (float)random_below(1000) * 0.001f;
         memcpy(r->bytes + i * 4, &f, 4);
     }
-    snprintf(r->path, sizeof r->path, "upload-test-%ld", (long)getpid());
+    const char *folder = getenv("TMPDIR");
+    snprintf(r->path, sizeof r->path, "%s/mlxcel-upload-%ld", folder ? folder : "/tmp",
+             (long)getpid());
     FILE *f = fopen(r->path, "wb");
     assert_true(f && fwrite(r->bytes, 1, FILE_BYTES, f) == FILE_BYTES && fclose(f) == 0);
     assert_int_equal(mx_file_open(&r->file, r->path, &e), MX_OK);

@@ -152,7 +152,9 @@ void cuda_ring_close(cuda_backend *b) {
     if (!r) return;
     cuda_ring_count(b, &b->count);
     mx_feed_close(r->feed);
-    cuda_d.cuStreamSynchronize(b->copy);
+    mx_err e = {0};
+    mx_status st = cuda_check(cuda_d.cuStreamSynchronize(b->copy), &e, "end of the upload ring");
+    if (st != MX_OK && b->upload_err.status == MX_OK) b->upload_err = e; // cuda_upload_end says it
     for (int i = 0; r->sent && i < r->n_slots; i++) {
         if (r->sent[i]) cuda_d.cuEventDestroy(r->sent[i]);
     }

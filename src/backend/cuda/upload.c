@@ -134,6 +134,7 @@ mx_status cuda_upload_end(mx_backend *base, mx_err *err) {
     if (e.status != MX_OK) return mx_err_set(err, e.status, "%s", e.msg);
     CUDA_TRY(cuda_d.cuStreamSynchronize(b->copy), err);
     CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
+    for (int i = 0; b->stage && i < CUDA_STAGES; i++) b->stage[i].used = false; // all is done
     cuda_stage_free(b);
     b->count.upload_total_s += mx_now_s() - t0;
     return MX_OK;
@@ -144,7 +145,9 @@ mx_status cuda_upload_close(cuda_backend *b, mx_err *err) {
     cuda_ring_close(b);
     b->ticket = 0;
     cuda_stage_free(b);
-    return st;
+    mx_err e = b->upload_err;
+    b->upload_err = (mx_err){0};
+    return st == MX_OK && e.status != MX_OK ? mx_err_set(err, e.status, "%s", e.msg) : st;
 }
 
 // A ring that suits what is loaded; one that turns out to be too small makes place for another.
