@@ -27,8 +27,9 @@
     { n, c, CLI_FLOAT, "F", AT(float, f), lo, hi, d, help }
 #define REFUSED(n, c, why)                                                                         \
     { n, c, CLI_REFUSED, NULL, 0, 0, 0, NULL, why }
-#define BIG  INT32_MAX
-#define HTTP ON(SERVE)
+#define BIG      INT32_MAX
+#define MOST_CTX (1 << 30) // positions are rounded up to pages in 32 bits
+#define HTTP     ON(SERVE)
 
 const cli_flag cli_flags[] = {
 #include "cli/flags.def"

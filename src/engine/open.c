@@ -116,6 +116,9 @@ static mx_status choose_sizes(mlxcel_engine *e, const mx_hparams *hp, mx_kv_spec
                               mx_err *err) {
     mlxcel_params *p = &e->params;
     set_default(&p->ctx_size, MX_MIN(hp->max_ctx, (int64_t)8192));
+    if (p->ctx_size > 1 << 30) { // positions are rounded up to pages in 32 bits
+        return mx_err_set(err, MX_INVALID, "context size %d: at most %d", p->ctx_size, 1 << 30);
+    }
     if (p->ctx_size > hp->max_ctx) {
         mx_log(MX_LOG_WARN, "context size %d is beyond the %lld the model was trained with",
                p->ctx_size, (long long)hp->max_ctx);

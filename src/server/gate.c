@@ -53,6 +53,14 @@ static mx_status add_file(srv *s, const char *path, mx_err *err) {
     for (char *line = text; line < text + n;) {
         char *end = memchr(line, '\n', (size_t)(text + n - line));
         if (!end) end = text + n;
+        for (const char *c = line; c < end; c++) {
+            if ((unsigned char)*c >= 127 || ((unsigned char)*c < 32 && *c != '\t' && *c != '\r')) {
+                mx_err_set(err, MX_INVALID, "--api-key-file %s: byte %lld is no printable ASCII",
+                           path, (long long)(c - text));
+                mx_free(text);
+                return MX_INVALID;
+            }
+        }
         if (*line != '#') add_key(s, line, (size_t)(end - line));
         line = end + 1;
     }

@@ -15,6 +15,7 @@
 #include <netdb.h>
 #include <stdio.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -499,8 +500,12 @@ static mx_status listen_unix(srv *s, mx_err *err) {
     }
     memcpy(a.sun_path, path, strlen(path) + 1);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    // a socket file that nobody listens on is left from a server that was killed
-    if (connect(fd, (struct sockaddr *)&a, sizeof a) != 0 && errno == ECONNREFUSED) unlink(path);
+    // A socket file that nobody listens on is left from a server that was killed. Other files stay.
+    struct stat st;
+    if (connect(fd, (struct sockaddr *)&a, sizeof a) != 0 && errno == ECONNREFUSED &&
+        lstat(path, &st) == 0 && S_ISSOCK(st.st_mode)) {
+        unlink(path);
+    }
     close(fd);
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) != 0 || listen(fd, 511) != 0) {
@@ -510,6 +515,7 @@ static mx_status listen_unix(srv *s, mx_err *err) {
     }
     s->listen_fd = fd;
     s->is_unix = true;
+    if (lstat(path, &st) == 0) s->socket_dev = (uint64_t)st.st_dev, s->socket_ino = st.st_ino;
     s->address = mx_strdup(path);
     return MX_OK;
 }
@@ -611,8 +617,17 @@ mx_status http_start(srv *s, mx_err *err) {
     return st;
 }
 
+// The socket's file, unless another server has put its own there since.
+void http_unlink_socket(const srv *s) {
+    struct stat st;
+    if (s->is_unix && lstat(s->c->host, &st) == 0 && (uint64_t)st.st_dev == s->socket_dev &&
+        st.st_ino == s->socket_ino) {
+        unlink(s->c->host);
+    }
+}
+
 // No connection is suspended any more when this is called: `aborting` is set, all were woken.
 void http_stop(srv *s) {
     MHD_stop_daemon(s->daemon);
-    if (s->is_unix) unlink(s->c->host);
+    http_unlink_socket(s);
 }

@@ -192,7 +192,7 @@ static void stop(srv *s) {
     wait_drained(s, 0.5);
     if (!lane_stop(s, 0.5)) { // its connection is suspended, so the HTTP threads cannot be stopped
         s->lane_left = true;
-        if (s->is_unix) unlink(s->c->host);
+        http_unlink_socket(s);
         return;
     }
     http_stop(s);

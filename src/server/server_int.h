@@ -56,7 +56,8 @@ struct srv {
     struct MHD_Daemon *daemon;
     int listen_fd;
     bool is_unix, is_tls;
-    char *address; // "http://127.0.0.1:8080"
+    uint64_t socket_dev, socket_ino; // of a unix socket's file
+    char *address;                   // "http://127.0.0.1:8080"
     char **keys;
     size_t n_keys;
     double started_wall_s, started_s;
@@ -136,6 +137,7 @@ struct srv_req {
 mx_status http_listen(srv *s, mx_err *err);
 mx_status http_start(srv *s, mx_err *err);
 void http_stop(srv *s);
+void http_unlink_socket(const srv *s);
 void req_wake(void *q);    // resumes its connection; any thread
 void req_read(srv_req *q); // its body, and what its handler does: an answer, or q->gen
 // One answer with a body of a content type. Takes body's contents.

@@ -209,6 +209,8 @@ static void usage_is_2_and_names_things(void **state) {
     expect(&p, 2, "", "--image");
     run(&p, "generate -m %s -p x --top-p 2", model);
     expect(&p, 2, "", "--top-p");
+    run(&p, "generate -m %s -p x -c 2147483616", model);
+    expect(&p, 2, "", "-c: expected an integer");
     run(&p, "generate -m %s -p x --kv-type q4_0", model);
     expect(&p, 2, "", "f16|f32");
     run(&p, "generate -m %s", model);

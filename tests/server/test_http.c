@@ -639,6 +639,29 @@ static void a_unix_socket(void **state) {
     json_decref(get_json(&s, "/health", 200));
     server_stop(&s);
     assert_false(mx_path_exists(s.sock));
+    // a file that is no socket stays as it is
+    mx_err err;
+    assert_int_equal(mx_write_file_atomic(s.sock, "mine", 4, &err), MX_OK);
+    server_spawn(&s, dir, model, args);
+    assert_int_equal(server_end(&s, 20), 1);
+    char *text;
+    size_t n;
+    assert_int_equal(mx_read_file(s.sock, 99, &text, &n, &err), MX_OK);
+    assert_int_equal(n, 4);
+    mx_free(text);
+    unlink(s.sock);
+}
+
+static void a_key_is_printable(void **state) {
+    (void)state;
+    server s = {0};
+    char *file = mx_path_join(dir, "keys-nul"), args[300];
+    mx_err err;
+    assert_int_equal(mx_write_file_atomic(file, "a\0bcd\n", 6, &err), MX_OK);
+    snprintf(args, sizeof args, "--api-key-file %s", file);
+    server_spawn(&s, dir, model, args);
+    assert_int_equal(server_end(&s, 20), 2);
+    mx_free(file);
 }
 
 static void logs_have_no_texts(void **state) {
@@ -904,6 +927,7 @@ int main(void) {
         cmocka_unit_test(keys_are_asked_for),
         cmocka_unit_test(other_names_are_not_served),
         cmocka_unit_test(a_unix_socket),
+        cmocka_unit_test(a_key_is_printable),
         cmocka_unit_test(logs_have_no_texts),
         cmocka_unit_test(bad_flags),
         cmocka_unit_test(routes_of_others_are_named),
