@@ -167,7 +167,8 @@ typedef struct mlxcel_request_params {
     bool cache_prompt;      // may use and feed the prefix cache
     const char *cache_salt; // prefixes are shared within one salt only; NULL is one too
     mlxcel_priority priority;
-    double timeout_s; // 0: none
+    double timeout_s; // of the whole request, then an error; 0: none
+    double predict_s; // from the first token on, then choices end as LENGTH; 0: none
     // Called on the engine thread when an event was queued; must not block nor call the engine, but
     // for mlxcel_cancel of another request.
     void (*notify)(void *user);
@@ -209,7 +210,7 @@ typedef enum mlxcel_finish {
     MLXCEL_FINISH_NONE,
     MLXCEL_FINISH_EOS,
     MLXCEL_FINISH_STOP,   // a stop string
-    MLXCEL_FINISH_LENGTH, // max_tokens or the context
+    MLXCEL_FINISH_LENGTH, // max_tokens, predict_s or the context
     MLXCEL_FINISH_CANCEL,
     MLXCEL_FINISH_ERROR
 } mlxcel_finish;

@@ -222,7 +222,8 @@ void seq_accept(mlxcel_engine *e, eng_seq *s, int32_t id, const float *logits) {
     if (which >= 0) {
         seq_finish(e, s, MLXCEL_FINISH_STOP, r->stops[which]);
     } else if ((r->p.max_tokens >= 0 && n_new >= r->p.max_tokens) ||
-               s->n_tokens >= e->info.ctx_size) {
+               s->n_tokens >= e->info.ctx_size ||
+               (r->p.predict_s > 0 && mx_now_s() - r->first_s >= r->p.predict_s)) {
         seq_finish(e, s, MLXCEL_FINISH_LENGTH, NULL);
     }
 }

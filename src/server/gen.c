@@ -90,6 +90,7 @@ static void fill_params(gen *g, const gen_job *j, mlxcel_request_params *p) {
     if (g->timeout_s > 0) {
         p->timeout_s = MX_MAX(g->timeout_s - (mx_now_s() - g->started_s), 1e-3);
     }
+    p->predict_s = g->predict_s;
     p->notify = req_wake;
     p->user = g->q;
 }

@@ -137,7 +137,7 @@ static bool read_native(gen *g) {
         if (!json_is_number(t) || json_number_value(t) < 0) {
             return bad(g->q, "t_max_predict_ms", "t_max_predict_ms: expected a number, 0 or more");
         }
-        g->timeout_s = json_number_value(t) * 1e-3;
+        g->predict_s = json_number_value(t) * 1e-3;
     }
     bool names = !f || json_is_null(f) || json_is_array(f);
     for (size_t i = 0; i < json_array_size(f); i++)

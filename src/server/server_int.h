@@ -328,7 +328,7 @@ struct gen {
     tool_format tool_format;
     const json_t *tools;
     bool think_on, think_inside;
-    double timeout_s;
+    double timeout_s, predict_s;
     mlxcel_priority priority;
     int32_t n_prompt, n_cached, n_decoded;
     mlxcel_timings timings; // of the first prompt

@@ -652,6 +652,17 @@ static void a_unix_socket(void **state) {
     unlink(s.sock);
 }
 
+static void a_time_for_prediction_ends_the_answer(void **state) {
+    (void)state;
+    json_t *v = post_json(S, "/completion",
+                          "{\"prompt\":\"A\",\"n_predict\":200,\"ignore_eos\":true,"
+                          "\"t_max_predict_ms\":1e-6}",
+                          200);
+    assert_int_equal(json_integer_value(at(v, "tokens_predicted")), 1);
+    assert_string_equal(text_at(v, "stop_type"), "limit");
+    json_decref(v);
+}
+
 static void a_key_is_printable(void **state) {
     (void)state;
     server s = {0};
@@ -928,6 +939,7 @@ int main(void) {
         cmocka_unit_test(other_names_are_not_served),
         cmocka_unit_test(a_unix_socket),
         cmocka_unit_test(a_key_is_printable),
+        cmocka_unit_test(a_time_for_prediction_ends_the_answer),
         cmocka_unit_test(logs_have_no_texts),
         cmocka_unit_test(bad_flags),
         cmocka_unit_test(routes_of_others_are_named),
