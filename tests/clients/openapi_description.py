@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 from openapi_spec_validator import validate
 from serving import server
 
-with server("--metrics", "--timeout", "5", "--no-request-log", "--n-predict", "16") as address:
+with server("--metrics", "--timeout", "60", "--no-request-log", "--n-predict", "16") as address:
     with urllib.request.urlopen(address + "/openapi.json") as r:
         description = json.load(r)
     validate(description)
