@@ -390,9 +390,10 @@ static bool refused(srv_req *q) {
 
 static bool read_json(srv_req *q) {
     mx_err err = {0};
-    q->json = json_read(q->body.n ? q->body.data : "", q->body.n, &err);
+    char field[JSON_FIELD];
+    q->json = json_read(q->body.n ? q->body.data : "", q->body.n, &err, field);
     mx_buf_free(&q->body);
-    if (!q->json) req_error(q, 400, NULL, NULL, "%s", err.msg);
+    if (!q->json) req_error(q, 400, NULL, field[0] ? field : NULL, "%s", err.msg);
     return q->json != NULL;
 }
 

@@ -137,8 +137,9 @@ static mx_status check_config(srv *s, mx_err *err) {
     }
     if (c->chat_template_kwargs) {
         mx_err why = {0};
+        char field[JSON_FIELD];
         s->template_kwargs =
-            json_read(c->chat_template_kwargs, strlen(c->chat_template_kwargs), &why);
+            json_read(c->chat_template_kwargs, strlen(c->chat_template_kwargs), &why, field);
         if (!s->template_kwargs) {
             return mx_err_set(err, MX_INVALID, "--chat-template-kwargs: expected a JSON object");
         }

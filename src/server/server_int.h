@@ -197,9 +197,10 @@ void gate_headers(const srv_req *q, struct MHD_Response *r);
 
 // ---- json.c ----
 
-enum { JSON_DEPTH = 100 };
-// Parses a request body: depth at most JSON_DEPTH, no duplicate keys, no NUL, an object.
-json_t *json_read(const char *p, size_t n, mx_err *err);
+enum { JSON_DEPTH = 100, JSON_FIELD = 64 };
+// Parses a request body: depth at most JSON_DEPTH, no duplicate keys, no NUL, an object. field is
+// the key at the top level that an error is about, "" where that is not known.
+json_t *json_read(const char *p, size_t n, mx_err *err, char field[JSON_FIELD]);
 
 // ---- Request fields (fields.c) ----
 

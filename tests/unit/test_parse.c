@@ -348,10 +348,11 @@ static void *nested(int depth, size_t *n) {
 static void bodies_are_bounded(void **state) {
     (void)state;
     mx_err err = {0};
+    char field[JSON_FIELD];
     for (int depth = 1; depth <= 1000000; depth *= 10) {
         size_t n;
         char *p = nested(depth, &n);
-        json_t *v = json_read(p, n, &err);
+        json_t *v = json_read(p, n, &err, field);
         assert_int_equal(v != NULL, depth < JSON_DEPTH);
         json_decref(v);
         mx_free(p);
@@ -373,25 +374,43 @@ static void bodies_are_bounded(void **state) {
                                       "{\"a\":1e999}",
                                       "{\"a\":99999999999999999999999}"};
     for (size_t i = 0; i < MX_COUNT(bad); i++) {
-        if (json_read(bad[i], strlen(bad[i]), &err)) fail_msg("%s was taken", bad[i]);
+        if (json_read(bad[i], strlen(bad[i]), &err, field)) fail_msg("%s was taken", bad[i]);
         assert_int_equal(err.status, MX_INVALID);
     }
-    json_t *v = json_read("{\"a\":[\"[[[[\"]}", 14, &err);
+    json_t *v = json_read("{\"a\":[\"[[[[\"]}", 14, &err, field);
     assert_non_null(v);
     json_decref(v);
 }
 
+static void numbers_too_large_name_their_field(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"{\"a\":99999999999999999999}", "a"},
+        {"{\"a\" :\n9223372036854775808, \"b\": 1}", "a"},
+        {"{\"a\":-9223372036854775809}", "a"},
+        {"{\"a\":1e999}", "a"},
+        {"{\"x\":{\"y\":[1]},\"s\":\"\\\"b\\\":1\",\"logit_bias\":{\"5\":1e400}}", "logit_bias"},
+        {"{\"x\":\"y\",\"z\":[{\"k\":[99999999999999999999]}]}", "z"},
+        {"{\"a b\":99999999999999999999}", ""},
+        {"[99999999999999999999]", ""},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        mx_err err = {0};
+        char field[JSON_FIELD];
+        assert_null(json_read(cases[i][0], strlen(cases[i][0]), &err, field));
+        assert_string_equal(field, cases[i][1]);
+        assert_non_null(strstr(err.msg, "a number is too large"));
+        assert_null(strstr(err.msg, "valid"));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reasoning_is_split),
-        cmocka_unit_test(text_that_only_looks_like_it_stays),
-        cmocka_unit_test(hermes_calls),
-        cmocka_unit_test(what_is_no_call_is_text),
-        cmocka_unit_test(mistral_calls),
-        cmocka_unit_test(llama_calls),
-        cmocka_unit_test(bodies_are_bounded),
-        cmocka_unit_test(cuts_change_nothing),
-        cmocka_unit_test(long_texts_cost_linear_time),
+        cmocka_unit_test(reasoning_is_split),  cmocka_unit_test(text_that_only_looks_like_it_stays),
+        cmocka_unit_test(hermes_calls),        cmocka_unit_test(what_is_no_call_is_text),
+        cmocka_unit_test(mistral_calls),       cmocka_unit_test(llama_calls),
+        cmocka_unit_test(bodies_are_bounded),  cmocka_unit_test(numbers_too_large_name_their_field),
+        cmocka_unit_test(cuts_change_nothing), cmocka_unit_test(long_texts_cost_linear_time),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     mx_buf_free(&log_text);
