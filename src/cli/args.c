@@ -98,13 +98,13 @@ static mx_status set_choice(cli_options *o, const cli_flag *f, const char *name,
 
 static mx_status add_bias(cli_options *o, const char *name, const char *v, mx_err *err) {
     const char *eq = strchr(v, '=');
-    int64_t id = -1;
+    uint64_t id = 0;
     double bias = 0;
     char *id_text = eq ? mx_strdup(v) : NULL;
     if (eq) id_text[eq - v] = 0;
-    bool ok = eq && mx_parse_i64(id_text, &id) && mx_parse_f64(eq + 1, &bias);
+    bool ok = eq && mx_parse_u64(id_text, &id) && mx_parse_f64(eq + 1, &bias);
     mx_free(id_text);
-    if (!ok || id < 0 || id > INT32_MAX || fabs(bias) > 1e6) {
+    if (!ok || id > INT32_MAX || fabs(bias) > 1e6) {
         return expected(name, "ID=BIAS (as 42=-1.5)", v, err);
     }
     o->bias = mx_realloc(o->bias, (o->n_bias + 1) * sizeof *o->bias);

@@ -158,8 +158,9 @@ static bool read_bias(srv_req *q, gen_opts *o, json_t *v) {
     }
     if (!json_is_object(v)) return bad(q, "logit_bias", "an object");
     json_object_foreach(v, key, item) {
-        int64_t id;
-        if (!mx_parse_i64(key, &id)) return bad(q, "logit_bias", "token ids as keys");
+        int64_t id; // "+1" and "01" would be second names of a token
+        bool plain = key[0] >= '0' && key[0] <= '9' && (key[0] != '0' || !key[1]);
+        if (!plain || !mx_parse_i64(key, &id)) return bad(q, "logit_bias", "token ids as keys");
         if (!add_bias(q, o, id, item)) return false;
     }
     return true;
@@ -259,6 +260,39 @@ static bool read_salt(srv_req *q, gen_opts *o) {
     return true;
 }
 
+static bool is_number(const field *f) {
+    return f->kind == K_INT || f->kind == K_NUM || f->kind == K_MAX;
+}
+
+// Two names of one setting, as max_tokens and n_predict, may not have two values.
+static bool check_names(srv_req *q, api_kind api) {
+    for (size_t i = 0; i < MX_COUNT(fields); i++) {
+        const field *a = &fields[i];
+        const json_t *v = json_object_get(q->json, a->name);
+        if (!(a->apis & (int)api) || !is_number(a) || !json_is_number(v)) continue;
+        for (size_t k = i + 1; k < MX_COUNT(fields); k++) {
+            const field *b = &fields[k];
+            const json_t *w = json_object_get(q->json, b->name);
+            bool same = (b->apis & (int)api) && is_number(b) && b->place == a->place &&
+                        b->place != P(ignored) && json_is_number(w);
+            if (!same || json_number_value(v) == json_number_value(w)) continue;
+            req_error(q, 400, "invalid_value", b->name,
+                      "%s and %s have different values, but are names of the same", a->name,
+                      b->name);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool check_lengths(srv_req *q, const gen_opts *o) {
+    if (o->max_tokens < 0 || o->sampling.min_tokens <= o->max_tokens) return true;
+    req_error(q, 400, "invalid_value", "min_tokens",
+              "min_tokens: %d is more than the %d tokens that may be generated",
+              o->sampling.min_tokens, o->max_tokens);
+    return false;
+}
+
 bool opts_read(gen_opts *o, srv_req *q, api_kind api) {
     const char *key;
     json_t *v;
@@ -273,7 +307,8 @@ bool opts_read(gen_opts *o, srv_req *q, api_kind api) {
     }
     o->sampling.bias = o->bias;
     o->sampling.n_bias = o->n_bias;
-    return read_stream_options(q, o) && read_logprobs(q, o, api) && read_salt(q, o);
+    return check_names(q, api) && check_lengths(q, o) && read_stream_options(q, o) &&
+           read_logprobs(q, o, api) && read_salt(q, o);
 }
 
 // ---- Tables ----

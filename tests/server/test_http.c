@@ -227,52 +227,57 @@ static void expect_refusal(const char *path, const char *body, size_t n) {
     json_decref(v);
 }
 
+static const char *const malformed[] = {"",
+                                        "null",
+                                        "[]",
+                                        "1",
+                                        "\"x\"",
+                                        "{",
+                                        "{}",
+                                        "{\"messages\"",
+                                        "{\"a\":1}",
+                                        "{'a':1}",
+                                        "\xff\xfe",
+                                        "{\"prompt\":\"\xc4\xe3\xba\xc3\"}",
+                                        "{\"prompt\":\"\\ud800\"}",
+                                        "{\"prompt\":\"a\\u0000b\"}",
+                                        "{\"prompt\":\"A\",\"prompt\":\"B\"}",
+                                        "{\"prompt\":null}",
+                                        "{\"prompt\":5}",
+                                        "{\"prompt\":{}}",
+                                        "{\"prompt\":[]}",
+                                        "{\"prompt\":\"\"}",
+                                        "{\"prompt\":[\"\"]}",
+                                        "{\"prompt\":[[]]}",
+                                        "{\"prompt\":[1.5]}",
+                                        "{\"prompt\":[-1]}",
+                                        "{\"prompt\":[100000]}",
+                                        "{\"prompt\":[true]}",
+                                        "{\"prompt\":\"A\",\"stop\":5}",
+                                        "{\"prompt\":\"A\",\"stop\":[\"\"]}",
+                                        "{\"prompt\":\"A\",\"stop\":\"\"}",
+                                        "{\"prompt\":\"A\",\"seed\":\"x\"}",
+                                        "{\"prompt\":\"A\",\"temperature\":-1}",
+                                        "{\"prompt\":\"A\",\"temperature\":\"hot\"}",
+                                        "{\"prompt\":\"A\",\"top_p\":2}",
+                                        "{\"prompt\":\"A\",\"top_k\":0.5}",
+                                        "{\"prompt\":\"A\",\"logit_bias\":{\"x\":1}}",
+                                        "{\"prompt\":\"A\",\"logit_bias\":{\"99999\":1}}",
+                                        "{\"prompt\":\"A\",\"logit_bias\":[1]}",
+                                        "{\"prompt\":\"A\",\"logit_bias\":{\"+1\":1}}",
+                                        "{\"prompt\":\"A\",\"logit_bias\":{\"01\":1}}",
+                                        "{\"prompt\":\"A\",\"logit_bias\":{\".1\":1}}",
+                                        "{\"prompt\":\"A\",\"stream\":\"yes\"}",
+                                        "{\"prompt\":\"A\",\"no_such_field\":1}",
+                                        "{\"prompt\":\"A\",\"mirostat\":2}",
+                                        "{\"prompt\":\"A\",\"grammar\":\"root ::= x\"}"};
+
 static void malformed_bodies_are_400(void **state) {
     (void)state;
-    static const char *const any[] = {"",
-                                      "null",
-                                      "[]",
-                                      "1",
-                                      "\"x\"",
-                                      "{",
-                                      "{}",
-                                      "{\"messages\"",
-                                      "{\"a\":1}",
-                                      "{'a':1}",
-                                      "\xff\xfe",
-                                      "{\"prompt\":\"\xc4\xe3\xba\xc3\"}",
-                                      "{\"prompt\":\"\\ud800\"}",
-                                      "{\"prompt\":\"a\\u0000b\"}",
-                                      "{\"prompt\":\"A\",\"prompt\":\"B\"}",
-                                      "{\"prompt\":null}",
-                                      "{\"prompt\":5}",
-                                      "{\"prompt\":{}}",
-                                      "{\"prompt\":[]}",
-                                      "{\"prompt\":\"\"}",
-                                      "{\"prompt\":[\"\"]}",
-                                      "{\"prompt\":[[]]}",
-                                      "{\"prompt\":[1.5]}",
-                                      "{\"prompt\":[-1]}",
-                                      "{\"prompt\":[100000]}",
-                                      "{\"prompt\":[true]}",
-                                      "{\"prompt\":\"A\",\"stop\":5}",
-                                      "{\"prompt\":\"A\",\"stop\":[\"\"]}",
-                                      "{\"prompt\":\"A\",\"stop\":\"\"}",
-                                      "{\"prompt\":\"A\",\"seed\":\"x\"}",
-                                      "{\"prompt\":\"A\",\"temperature\":-1}",
-                                      "{\"prompt\":\"A\",\"temperature\":\"hot\"}",
-                                      "{\"prompt\":\"A\",\"top_p\":2}",
-                                      "{\"prompt\":\"A\",\"top_k\":0.5}",
-                                      "{\"prompt\":\"A\",\"logit_bias\":{\"x\":1}}",
-                                      "{\"prompt\":\"A\",\"logit_bias\":{\"99999\":1}}",
-                                      "{\"prompt\":\"A\",\"logit_bias\":[1]}",
-                                      "{\"prompt\":\"A\",\"stream\":\"yes\"}",
-                                      "{\"prompt\":\"A\",\"no_such_field\":1}",
-                                      "{\"prompt\":\"A\",\"mirostat\":2}",
-                                      "{\"prompt\":\"A\",\"grammar\":\"root ::= x\"}"};
     static const char *const paths[] = {"/v1/completions", "/completion", "/v1/chat/completions"};
     for (size_t p = 0; p < MX_COUNT(paths); p++) {
-        for (size_t i = 0; i < MX_COUNT(any); i++) expect_refusal(paths[p], any[i], strlen(any[i]));
+        for (size_t i = 0; i < MX_COUNT(malformed); i++)
+            expect_refusal(paths[p], malformed[i], strlen(malformed[i]));
     }
     static const char *const chat[] = {
         "{\"messages\":[]}",
@@ -405,6 +410,46 @@ static void lengths(void **state) {
                   "\"max_completion_tokens\":3}",
                   200);
     assert_string_equal(text_at(v, "choices/0/message/content"), "bbb");
+    json_decref(v);
+}
+
+static void two_names_of_one_setting(void **state) {
+    (void)state;
+    static const struct {
+        const char *path, *fields, *a, *b; // names of the refusal, or none
+    } cases[] = {
+        {"/v1/chat/completions", "\"max_tokens\":3,\"max_completion_tokens\":4", "max_tokens",
+         "max_completion_tokens"},
+        {"/v1/chat/completions", "\"n_predict\":3,\"max_completion_tokens\":4",
+         "max_completion_tokens", "n_predict"},
+        {"/v1/completions", "\"n_predict\":3,\"max_tokens\":4", "max_tokens", "n_predict"},
+        {"/completion", "\"n_predict\":3,\"max_tokens\":-1", "max_tokens", "n_predict"},
+        {"/completion", "\"repeat_penalty\":1.5,\"repetition_penalty\":1", "repeat_penalty",
+         "repetition_penalty"},
+        {"/completion", "\"max_tokens\":3,\"min_tokens\":4", "min_tokens", "3 tokens"},
+        {"/completion", "\"n_predict\":3,\"max_tokens\":3,\"min_tokens\":3", NULL, NULL},
+        {"/completion", "\"n_predict\":3,\"max_tokens\":null,\"id_slot\":1,\"n_keep\":2", NULL,
+         NULL},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        char body[300];
+        bool chat = strstr(cases[i].path, "chat") != NULL;
+        snprintf(body, sizeof body, "{%s,%s}",
+                 chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"b\"}]" : "\"prompt\":\"b\"",
+                 cases[i].fields);
+        json_t *v = post_json(S, cases[i].path, body, cases[i].a ? 400 : 200);
+        if (cases[i].a) {
+            assert_non_null(strstr(text_at(v, "error/message"), cases[i].a));
+            assert_non_null(strstr(text_at(v, "error/message"), cases[i].b));
+        } else {
+            assert_string_equal(text_at(v, "content"), "bbb");
+        }
+        json_decref(v);
+    }
+    json_t *v =
+        post_json(S, "/completion", "{\"prompt\":\"b\",\"seed\":99999999999999999999}", 400);
+    assert_string_equal(text_at(v, "error/param"), "seed");
+    assert_non_null(strstr(text_at(v, "error/message"), "seed: a number is too large"));
     json_decref(v);
 }
 
@@ -929,6 +974,7 @@ int main(void) {
         cmocka_unit_test(null_is_absent),
         cmocka_unit_test(bodies_have_limits),
         cmocka_unit_test(lengths),
+        cmocka_unit_test(two_names_of_one_setting),
         cmocka_unit_test(the_edge_of_the_context),
         cmocka_unit_test(seeds),
         cmocka_unit_test(biases),

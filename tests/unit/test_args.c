@@ -139,6 +139,7 @@ static void errors_name_flag_and_expectation(void **state) {
     bad("generate", "--logit-bias 5", "--logit-bias", "ID=BIAS");
     bad("generate", "--logit-bias x=1", "--logit-bias", "ID=BIAS");
     bad("generate", "--logit-bias -1=1", "--logit-bias", "ID=BIAS");
+    bad("generate", "--logit-bias +1=1", "--logit-bias", "ID=BIAS");
     bad("generate", "--stop ~", "--stop", "not empty");
     bad("generate", "--json=1", "--json", "no value");
     bad("generate", "-p -n", "-p", "-p=-n");
