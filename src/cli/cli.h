@@ -45,8 +45,8 @@ int cli_profile(const cli_options *o);
 
 // Makes sure that descriptors 0..2 are open, ignores SIGPIPE, catches SIGINT and SIGTERM.
 void cli_term_init(void (*end_now)(int code));
-// While deferred, a signal sets a flag; otherwise (at first) it ends the process with 130. A third
-// signal that nobody has cleared ends it too. Returns what it was before.
+// While deferred, a signal sets a flag; otherwise (at first, but for serve) it ends the process
+// with 130. A third signal that nobody has cleared ends it too. Returns what it was before.
 bool cli_signals_defer(bool deferred);
 bool cli_interrupted(void); // SIGINT or SIGTERM since the last clear
 bool cli_terminated(void);  // SIGTERM: not to be cleared

@@ -175,10 +175,9 @@ int cli_serve(const cli_options *o) {
     mx_err err = {0};
     if (!engine_params(o, &c.engine, &code)) return code;
     if (!cli_resolve(o, o->model, &path)) return CLI_EXIT_LOAD;
-    if (fits(o, path, &c.engine, &code)) {
+    if (!cli_interrupted() && fits(o, path, &c.engine, &code) && !cli_interrupted()) {
         fill(o, path, &c);
         if (!c.alias && !mx_path_exists(o->model)) c.alias = o->model;
-        cli_signals_defer(true);
         mx_status st = mx_server_run(&c, &loading, &err);
         if (st == MX_INVALID && !loading)
             code = cli_usage(o, "%s", err.msg);

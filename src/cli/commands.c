@@ -284,9 +284,12 @@ static int run_command(const cli_command *c, int argc, char *const *argv) {
 }
 
 int mx_cli_main(int argc, char *const *argv, void (*end_now)(int code)) {
+    bool is_server = argc > 0 && mx_str_ends(mx_str_of(argv[0]), mx_str_of("mlxcel-server"));
+    bool serves = is_server || (argc > 1 && strcmp(argv[1], cli_commands[CLI_SERVE].name) == 0);
+    cli_signals_defer(serves); // a server ends with 0, however early it is asked to
     cli_term_init(end_now);
     set_log_level();
-    if (argc > 0 && mx_str_ends(mx_str_of(argv[0]), mx_str_of("mlxcel-server"))) {
+    if (is_server) {
         return cli_finish(run_command(&cli_commands[CLI_SERVE], argc - 1, argv + 1));
     }
     if (argc < 2) return no_command(NULL);
