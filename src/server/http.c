@@ -500,14 +500,17 @@ static mx_status listen_unix(srv *s, mx_err *err) {
                           path, sizeof a.sun_path - 1);
     }
     memcpy(a.sun_path, path, strlen(path) + 1);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     // A socket file that nobody listens on is left from a server that was killed. Other files stay.
+    // One that does not accept (EAGAIN) would have us wait for it.
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     struct stat st;
-    if (connect(fd, (struct sockaddr *)&a, sizeof a) != 0 && errno == ECONNREFUSED &&
-        lstat(path, &st) == 0 && S_ISSOCK(st.st_mode)) {
-        unlink(path);
-    }
+    int why = connect(fd, (struct sockaddr *)&a, sizeof a) == 0 ? 0 : errno;
     close(fd);
+    if (why == 0 || why == EAGAIN) {
+        return mx_err_set(err, MX_IO, "cannot listen on %s: another program listens there%s", path,
+                          why ? ", and accepts no connection at the moment" : "");
+    }
+    if (why == ECONNREFUSED && lstat(path, &st) == 0 && S_ISSOCK(st.st_mode)) unlink(path);
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) != 0 || listen(fd, 511) != 0) {
         mx_err_set(err, MX_IO, "cannot listen on %s: %s", path, strerror(errno));
