@@ -24,11 +24,21 @@ static void add_key(srv *s, const char *p, size_t n) {
     s->keys[s->n_keys++] = k;
 }
 
-// a,b,"c,d": quoted keys may hold commas, "" is a quote
-static void add_csv(srv *s, const char *p) {
+// Position of the first byte that no header may carry, or n.
+static size_t find_unprintable(const char *p, size_t n) {
+    size_t i = 0;
+    while (i < n && (p[i] == '\t' || ((unsigned char)p[i] >= 32 && (unsigned char)p[i] < 127))) i++;
+    return i;
+}
+
+// a,b,"c,d": quoted keys may hold commas, "" is a quote. Messages do not show the keys.
+static mx_status add_csv(srv *s, const char *name, const char *p, mx_err *err) {
+    size_t n = strlen(p), odd = find_unprintable(p, n), before = s->n_keys;
+    if (odd < n)
+        return mx_err_set(err, MX_INVALID, "%s: byte %zu is no printable ASCII", name, odd);
     mx_buf b;
     mx_buf_init(&b, 0);
-    bool quoted = false;
+    bool quoted = false, empty = false;
     for (;; p++) {
         if (*p == '"' && quoted && p[1] == '"') {
             mx_buf_putc(&b, '"');
@@ -36,7 +46,9 @@ static void add_csv(srv *s, const char *p) {
         } else if (*p == '"') {
             quoted = !quoted;
         } else if (*p == 0 || (*p == ',' && !quoted)) {
+            size_t have = s->n_keys;
             add_key(s, b.n ? b.data : "", b.n);
+            empty |= s->n_keys == have;
             mx_buf_clear(&b);
             if (*p == 0) break;
         } else {
@@ -44,42 +56,40 @@ static void add_csv(srv *s, const char *p) {
         }
     }
     mx_buf_free(&b);
+    if (quoted) return mx_err_set(err, MX_INVALID, "%s: a quote is not closed", name);
+    if (s->n_keys == before) return mx_err_set(err, MX_INVALID, "%s: no key", name);
+    if (empty) return mx_err_set(err, MX_INVALID, "%s: a key is empty", name);
+    return MX_OK;
 }
 
 static mx_status add_file(srv *s, const char *path, mx_err *err) {
     char *text;
-    size_t n;
+    size_t n, before = s->n_keys;
     MX_TRY(mx_read_file(path, 1 << 20, &text, &n, err));
     for (char *line = text; line < text + n;) {
         char *end = memchr(line, '\n', (size_t)(text + n - line));
         if (!end) end = text + n;
-        for (const char *c = line; c < end; c++) {
-            if ((unsigned char)*c >= 127 || ((unsigned char)*c < 32 && *c != '\t' && *c != '\r')) {
-                mx_err_set(err, MX_INVALID, "--api-key-file %s: byte %lld is no printable ASCII",
-                           path, (long long)(c - text));
-                mx_free(text);
-                return MX_INVALID;
-            }
+        size_t len = (size_t)(end - line) - (end > line && end[-1] == '\r');
+        size_t odd = find_unprintable(line, len);
+        if (odd < len) {
+            mx_err_set(err, MX_INVALID, "--api-key-file %s: byte %zu is no printable ASCII", path,
+                       (size_t)(line - text) + odd);
+            mx_free(text);
+            return MX_INVALID;
         }
-        if (*line != '#') add_key(s, line, (size_t)(end - line));
+        if (*line != '#') add_key(s, line, len);
         line = end + 1;
     }
     mx_free(text);
-    return MX_OK;
+    if (s->n_keys > before) return MX_OK;
+    return mx_err_set(err, MX_INVALID, "--api-key-file %s: no key in it", path);
 }
 
 mx_status gate_load_keys(srv *s, mx_err *err) {
     const mx_server_config *c = s->c;
-    if (c->api_keys) add_csv(s, c->api_keys);
-    if (c->api_keys && s->n_keys == 0) return mx_err_set(err, MX_INVALID, "--api-key: no key");
-    size_t before = s->n_keys;
-    if (c->api_key_file) {
-        MX_TRY(add_file(s, c->api_key_file, err));
-        if (s->n_keys == before) {
-            return mx_err_set(err, MX_INVALID, "--api-key-file %s: no key in it", c->api_key_file);
-        }
-    }
-    if (c->env_api_key) add_csv(s, c->env_api_key);
+    if (c->api_keys) MX_TRY(add_csv(s, "--api-key", c->api_keys, err));
+    if (c->api_key_file) MX_TRY(add_file(s, c->api_key_file, err));
+    if (c->env_api_key) MX_TRY(add_csv(s, "LLAMA_API_KEY", c->env_api_key, err));
     return MX_OK;
 }
 

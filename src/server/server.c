@@ -124,31 +124,8 @@ static void set_names(srv *s) {
 
 // ---- Life ----
 
-static mx_status check_config(srv *s, mx_err *err) {
-    const mx_server_config *c = s->c;
-    if (!c->ssl_key_file != !c->ssl_cert_file) {
-        return mx_err_set(err, MX_INVALID, "--ssl-key-file and --ssl-cert-file go together");
-    }
-    s->is_tls = c->ssl_key_file != NULL;
-    size_t n = strlen(c->api_prefix);
-    if (n && (c->api_prefix[0] != '/' || c->api_prefix[n - 1] == '/')) {
-        return mx_err_set(err, MX_INVALID, "--api-prefix: expected /name, got \"%s\"",
-                          c->api_prefix);
-    }
-    if (c->chat_template_kwargs) {
-        mx_err why = {0};
-        char field[JSON_FIELD];
-        s->template_kwargs =
-            json_read(c->chat_template_kwargs, strlen(c->chat_template_kwargs), &why, field);
-        if (!s->template_kwargs) {
-            return mx_err_set(err, MX_INVALID, "--chat-template-kwargs: expected a JSON object");
-        }
-    }
-    return gate_load_keys(s, err);
-}
-
 static mx_status start(srv *s, mx_err *err) {
-    MX_TRY(check_config(s, err));
+    MX_TRY(config_check(s, err));
     conn_allow_files();
     MX_TRY(http_listen(s, err));
     MX_TRY(watch_start(s, err));

@@ -132,6 +132,11 @@ struct srv_req {
     srv_req *prev, *next;
 };
 
+// ---- config.c ----
+
+// Refuses what cannot be; loads keys and the template's variables. Errors: INVALID, IO.
+mx_status config_check(srv *s, mx_err *err);
+
 // ---- http.c ----
 
 mx_status http_listen(srv *s, mx_err *err);

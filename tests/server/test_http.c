@@ -708,18 +708,6 @@ static void a_time_for_prediction_ends_the_answer(void **state) {
     json_decref(v);
 }
 
-static void a_key_is_printable(void **state) {
-    (void)state;
-    server s = {0};
-    char *file = mx_path_join(dir, "keys-nul"), args[300];
-    mx_err err;
-    assert_int_equal(mx_write_file_atomic(file, "a\0bcd\n", 6, &err), MX_OK);
-    snprintf(args, sizeof args, "--api-key-file %s", file);
-    server_spawn(&s, dir, model, args);
-    assert_int_equal(server_end(&s, 20), 2);
-    mx_free(file);
-}
-
 static void logs_have_no_texts(void **state) {
     (void)state;
     json_decref(post_json(S, "/v1/completions", "{\"prompt\":\"secretA\"}", 200));
@@ -729,23 +717,6 @@ static void logs_have_no_texts(void **state) {
     assert_null(strstr(log, "secret"));
     assert_null(strstr(log, "Hello"));
     mx_free(log);
-}
-
-static void bad_flags(void **state) {
-    (void)state;
-    static const char *const args[] = {
-        "--flash-attn on",  "--port 99999",    "--kv-cache-budget x",         "-ctk f16 -ctv f32",
-        "--ssl-key-file x", "--api-prefix x/", "--host no.such.host.invalid", "--api-key ,",
-        "-ngl 99"};
-    for (size_t i = 0; i < MX_COUNT(args); i++) {
-        server s = {0};
-        server_spawn(&s, dir, model, args[i]);
-        int code = server_end(&s, 20);
-        if (code != 2) fail_msg("%s: exit code %d", args[i], code);
-    }
-    server s = {0};
-    server_spawn(&s, dir, "missing.gguf", "");
-    assert_int_equal(server_end(&s, 20), 3);
 }
 
 static double setting(server *s, const char *body, const char *name) {
@@ -984,10 +955,8 @@ int main(void) {
         cmocka_unit_test(keys_are_asked_for),
         cmocka_unit_test(other_names_are_not_served),
         cmocka_unit_test(a_unix_socket),
-        cmocka_unit_test(a_key_is_printable),
         cmocka_unit_test(a_time_for_prediction_ends_the_answer),
         cmocka_unit_test(logs_have_no_texts),
-        cmocka_unit_test(bad_flags),
         cmocka_unit_test(routes_of_others_are_named),
         cmocka_unit_test(tokens_are_counted),
         cmocka_unit_test(metrics_have_their_names),
