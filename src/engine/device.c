@@ -12,7 +12,7 @@
 
 static mx_status open_cuda(const mx_device_options *o, int gpu, mx_backend **out, mx_err *err) {
 #ifdef HAVE_CUDA_MODULE
-    mx_cuda_options c = {.device = gpu, .deterministic = o->deterministic};
+    mx_cuda_options c = {.device = gpu, .deterministic = o->deterministic, .exact = o->exact};
     return mx_cuda_open_with(&c, out, err);
 #else
     (void)o, (void)gpu;
@@ -55,7 +55,8 @@ mx_status mx_device_open(const mx_device_options *o, mx_backend **out, mx_err *e
         if (open_cuda(o, 0, out, &why) == MX_OK) return MX_OK;
         mx_log(MX_LOG_INFO, "no GPU: %s; using the CPU", why.msg);
     }
-    return mx_cpu_open(o->n_threads, out, err);
+    mx_cpu_options c = {.n_threads = o->n_threads, .exact = o->exact};
+    return mx_cpu_open_with(&c, out, err);
 }
 
 int32_t mx_device_gpus(const char *want) {

@@ -9,6 +9,7 @@ typedef struct mx_device_options {
                         // cuda when there is one, else the CPU (said at info level)
     int32_t n_threads;  // 0: the default; CPU only
     bool deterministic; // else MLXCEL_DETERMINISTIC decides; the CPU always is
+    bool exact;         // else MLXCEL_EXACT decides
 } mx_device_options;
 
 // Errors: INVALID (another word), and, for a device that was asked for and cannot be had, why.

@@ -96,8 +96,7 @@ static mx_status choose_storage(mlxcel_engine *e, mx_kv_storage *out, mx_err *er
 
 static mx_status choose_codec(mlxcel_engine *e, mx_dtype *codec, mx_err *err) {
     const char *want = e->params.kv_type;
-    bool exact = mx_knob_flag(MX_KNOB_EXACT);
-    *codec = exact ? MX_F32 : MX_F16;
+    *codec = e->params.exact ? MX_F32 : MX_F16;
     if (!want) return MX_OK;
     if (strcmp(want, "f16") == 0)
         *codec = MX_F16;
@@ -263,7 +262,7 @@ static void fill_info(mlxcel_engine *e) {
     i->max_batch = e->params.max_batch;
     i->prefill_chunk = e->params.prefill_chunk;
     i->prefill_chunk_why = e->chunk.why;
-    i->exact = mx_knob_flag(MX_KNOB_EXACT);
+    i->exact = e->params.exact;
     i->deterministic = e->facts.deterministic;
     i->n_params = m.n_params;
     i->weight_bytes = m.weight_bytes;
@@ -324,9 +323,11 @@ void engine_close_steps(mlxcel_engine *e) {
 }
 
 mx_status engine_load(mlxcel_engine *e, mx_err *err) {
+    e->params.exact |= mx_knob_flag(MX_KNOB_EXACT);
     mx_device_options device = {.want = e->params.device,
                                 .n_threads = e->params.n_threads,
-                                .deterministic = e->params.deterministic};
+                                .deterministic = e->params.deterministic,
+                                .exact = e->params.exact};
     MX_TRY(mx_device_open(&device, &e->backend, err));
     const char *how = mx_knob_text(MX_KNOB_WEIGHT_MATERIALIZATION);
     if (strcmp(how, "lazy") == 0)

@@ -204,7 +204,32 @@ static void every_way_gives_the_same_numbers(void **state) {
     for (size_t i = 0; i < MX_COUNT(types); i += cpu ? 3 : 1) check_type(types[i]);
 }
 
+// mlxcel_params.exact is what MLXCEL_EXACT=1 is, and not the default.
+static void the_exact_mode_is_had_either_way(void **state) {
+    (void)state;
+    answer got[3];
+    tiny_write(model, &(tiny_opts){.type = MX_Q4_1, .d_model = 256, .d_ff = 512});
+    for (int i = 0; i < 3; i++) {
+        if (i == 2) setenv("MLXCEL_EXACT", "1", 1);
+        mx_knobs_reload();
+        mlxcel_info info;
+        mlxcel_engine *e = open_engine((mlxcel_params){.exact = i == 1});
+        mlxcel_get_info(e, &info);
+        assert_int_equal(info.exact, i > 0);
+        assert_string_equal(info.kv_type, i > 0 ? "f32" : "f16");
+        got[i] = collect(submit(e, 2, true));
+        mlxcel_close(e);
+    }
+    unsetenv("MLXCEL_EXACT");
+    mx_knobs_reload();
+    assert_true(got[1].logits == got[2].logits);
+    assert_true(got[0].logits != got[1].logits);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_way_gives_the_same_numbers)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_way_gives_the_same_numbers),
+        cmocka_unit_test(the_exact_mode_is_had_either_way),
+    };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

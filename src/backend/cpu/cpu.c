@@ -396,5 +396,10 @@ mx_status cpu_open_with(const cpu_options *o, mx_backend **out, mx_err *err) {
 }
 
 mx_status mx_cpu_open(int n_threads, mx_backend **out, mx_err *err) {
-    return cpu_open_with(&(cpu_options){.n_threads = n_threads, .isa = -1, .exact = -1}, out, err);
+    return mx_cpu_open_with(&(mx_cpu_options){.n_threads = n_threads}, out, err);
+}
+
+mx_status mx_cpu_open_with(const mx_cpu_options *o, mx_backend **out, mx_err *err) {
+    cpu_options c = {.n_threads = o->n_threads, .isa = -1, .exact = o->exact ? 1 : -1};
+    return cpu_open_with(&c, out, err);
 }

@@ -11,4 +11,10 @@
 // Results do not depend on the number of threads.
 mx_status mx_cpu_open(int n_threads, mx_backend **out, mx_err *err);
 
+typedef struct mx_cpu_options {
+    int n_threads;
+    bool exact; // else MLXCEL_EXACT decides
+} mx_cpu_options;
+mx_status mx_cpu_open_with(const mx_cpu_options *o, mx_backend **out, mx_err *err);
+
 #endif

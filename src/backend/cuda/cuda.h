@@ -12,6 +12,7 @@ mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err);
 typedef struct mx_cuda_options {
     int device;
     bool deterministic; // else MLXCEL_DETERMINISTIC decides
+    bool exact;         // else MLXCEL_EXACT decides
 } mx_cuda_options;
 mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *err);
 

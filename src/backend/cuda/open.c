@@ -244,7 +244,7 @@ mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *
         close_backend(&b->base);
         return s;
     }
-    b->exact = mx_knob_flag(MX_KNOB_EXACT);
+    b->exact = o->exact || mx_knob_flag(MX_KNOB_EXACT);
     b->fixed_products = o->deterministic || mx_knob_flag(MX_KNOB_DETERMINISTIC);
     b->fixed_attn = b->fixed_products || mx_knob_flag(MX_KNOB_SDPA_DETERMINISTIC);
     b->gemv_rows = (int32_t)MX_MAX(1, MX_MIN(8, mx_knob_int(MX_KNOB_DENSE_GEMV_ROWS, 8)));
