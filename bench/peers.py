@@ -17,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -30,14 +31,21 @@ MODELS = [
 ROOM = 20 << 30  # the largest file and some
 CUDA_FOLDERS = ["/usr/local/cuda*/lib64", "/usr/local/cuda*/lib", "/usr/local/cuda*/targets/*/lib"]
 CUDA_FOLDERS += ["/usr/lib/x86_64-linux-gnu", "/usr/local/lib/python3*/dist-packages/nvidia/*/lib"]
+CUDA_FOLDERS += [os.path.join(sysconfig.get_paths()["purelib"], "nvidia/*/lib")]
 
 
 def run(args, env=None):
     """Standard output; raises RuntimeError with the last line of what the program said."""
-    p = subprocess.run(args, capture_output=True, text=True, env=env, timeout=300)
+    name = os.path.basename(args[0])
+    try:
+        p = subprocess.run(args, capture_output=True, text=True, env=env, timeout=300)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{name}: no exit in 300 s") from None
+    except OSError as e:
+        raise RuntimeError(f"{name}: no exit code: {e.strerror}") from None
     if p.returncode:
         said = (p.stderr.strip().splitlines() or ["nothing said"])[-1]
-        raise RuntimeError(f"{os.path.basename(args[0])}: exit {p.returncode}: {said}")
+        raise RuntimeError(f"{name}: exit {p.returncode}: {said}")
     return p.stdout
 
 
