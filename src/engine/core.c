@@ -220,6 +220,25 @@ static void count_grant(mlxcel_engine *e) {
     pthread_mutex_unlock(&e->lock);
 }
 
+// Nothing can run and nothing will change: what came first cannot have the memory it needs.
+static void refuse_first(mlxcel_engine *e) {
+    const eng_seq *first = NULL;
+    for (int32_t i = 0; i < e->n_running; i++) {
+        if (!first || e->running[i]->arrival < first->arrival) first = e->running[i];
+    }
+    const mlxcel_request *r = first->req;
+    mx_kv_stats st;
+    mx_kv_get_stats(e->kv, &st);
+    mx_err err = {0};
+    mx_err_set(&err, MX_NOMEM,
+               "KV cache: request (%zu tokens) cannot go on at position %d: %d of %d pages of %d "
+               "tokens are free and no other request holds any",
+               r->p.n_ids, first->n_past, st.free_pages[0], st.n_pages[0], e->caps.page_tokens[0]);
+    mx_log(MX_LOG_ERROR, "request %llu: %s", (unsigned long long)r->id, err.msg);
+    request_fail(e, first->req, &err);
+}
+
+// The rows of the next step; 0 when there are none.
 static int32_t decide(mlxcel_engine *e, step_pick *picks) {
     for (;;) {
         describe(e);
@@ -233,11 +252,14 @@ static int32_t decide(mlxcel_engine *e, step_pick *picks) {
             preempt(e, e->running[d.preempt]);
             continue;
         }
-        int32_t n = 0;
+        int32_t n = 0, n_admitted = 0;
         for (int pass = 0; pass < 2; pass++) { // decode rows first
             for (int32_t i = 0; i < e->n_running; i++) {
                 eng_seq *q = e->running[i];
-                if (e->row_admit[i] && q->phase == SCHED_WAITING) admit(e, q);
+                if (e->row_admit[i] && q->phase == SCHED_WAITING) {
+                    admit(e, q);
+                    n_admitted++;
+                }
                 bool decode = q->phase == SCHED_DECODING;
                 if (e->row_tok[i] == 0 || decode != (pass == 0)) continue;
                 int32_t left = q->n_tokens - q->n_past; // less than asked for after a cache hit
@@ -251,6 +273,7 @@ static int32_t decide(mlxcel_engine *e, step_pick *picks) {
         }
         e->decode_ticks = d.n_prefill_rows > 0 ? 0 : e->decode_ticks + 1;
         if (d.n_prefill_rows > 0) count_grant(e);
+        if (n == 0 && n_admitted == 0 && e->n_running > 0) refuse_first(e);
         return n;
     }
 }

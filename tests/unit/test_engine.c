@@ -1,7 +1,7 @@
 // The engine on a tiny model: what must not change an answer (budgets, batch, chunk, threads,
 // storage, fused ops), what ends a request, what a queue refuses.
 #include "base/knobs.h"
-#include "mlxcel.h"
+#include "engine/engine_int.h"
 #include "support/tiny_model.h"
 
 #include <setjmp.h>
@@ -275,6 +275,32 @@ static void a_small_pool_preempts_and_answers_all_the_same(void **state) {
 }
 
 // A prompt asked again is taken from memory, and the answer has the same bits; salts do not mix.
+// Somebody else has every page of the pool: requests are refused, the engine does not spin.
+static void a_pool_without_pages_refuses(void **state) {
+    (void)state;
+    mlxcel_params p = {.max_batch = 4, .ctx_size = 256, .kv_storage = "paged", .n_threads = 1};
+    mlxcel_engine *e = open_engine(&p);
+    mlxcel_info info;
+    mlxcel_get_info(e, &info);
+    mlxcel_close(e);
+    p.kv_budget_bytes = info.kv_token_bytes * 256; // one context
+    e = open_engine(&p);
+    mx_err why = {0};
+    int32_t ids[100], all = mx_kv_seq_open(e->kv); // its thread sleeps
+    assert_int_equal(mx_kv_reserve(e->kv, all, 256, &why), MX_OK);
+    make_prompt(ids, 100, 1);
+    mlxcel_request *r[] = {submit(e, ids, 100, 5, 0), submit(e, ids, 10, 5, 0)};
+    for (int i = 0; i < 2; i++) {
+        mlxcel_event ev = {0};
+        while (mlxcel_next_event(r[i], 20, &ev) && ev.kind != MLXCEL_EVENT_DONE) continue;
+        assert_int_equal(ev.kind, MLXCEL_EVENT_DONE);
+        assert_int_equal(ev.error.status, MX_NOMEM);
+        assert_non_null(strstr(ev.error.message, "0 of 8 pages of 32 tokens"));
+        mlxcel_request_free(r[i]);
+    }
+    mlxcel_close(e);
+}
+
 static void a_cache_hit_changes_nothing(void **state) {
     (void)state;
     static const size_t lengths[] = {1, 31, 32, 33, 96, 200};
@@ -629,6 +655,7 @@ int main(void) {
         cmocka_unit_test(a_long_prefill_keeps_bits_and_peak),
         cmocka_unit_test(a_row_does_not_depend_on_its_neighbours),
         cmocka_unit_test(a_small_pool_preempts_and_answers_all_the_same),
+        cmocka_unit_test(a_pool_without_pages_refuses),
         cmocka_unit_test(a_cache_hit_changes_nothing),
         cmocka_unit_test(the_cache_keeps_below_its_cap),
         cmocka_unit_test(cancel_frees_what_it_held),
