@@ -74,6 +74,9 @@ static void say_loaded(const srv *s) {
            "%.6g; suggested by the model: %s",
            (double)d->temperature, d->top_k, (double)d->top_p, (double)d->min_p,
            (double)d->repeat_penalty, i->sampling[0] ? i->sampling : "nothing");
+    if (!i->has_template)
+        mx_log(MX_LOG_WARN, "the model has no chat template that can be used: "
+                            "/v1/chat/completions answers 501, /v1/completions works");
     if (i->fallbacks[0]) mx_log(MX_LOG_WARN, "declined: %s", i->fallbacks);
     mx_log(MX_LOG_INFO, "Model loaded in %.3fs; ready at %s", i->load_s, s->address);
 }

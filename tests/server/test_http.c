@@ -715,6 +715,7 @@ static void logs_have_no_texts(void **state) {
     assert_non_null(strstr(log, "decode path: native batched forward"));
     assert_non_null(strstr(log, "POST /v1/completions 200"));
     assert_null(strstr(log, "secret"));
+    assert_null(strstr(log, "no chat template"));
     assert_null(strstr(log, "Hello"));
     mx_free(log);
 }

@@ -173,6 +173,17 @@ static void sigterm_at_once(void **state) {
     assert_true(seen);
 }
 
+// ---- What it says ----
+
+static void a_model_without_template_is_warned_about(void **state) {
+    (void)state;
+    char *log = server_log(S);
+    assert_non_null(strstr(log, "the model has no chat template"));
+    mx_free(log);
+    json_decref(post_json(S, "/v1/chat/completions",
+                          "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}]}", 501));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_flags),
@@ -182,6 +193,7 @@ int main(void) {
         cmocka_unit_test(a_socket_that_does_not_accept),
         cmocka_unit_test(a_socket_of_another_server),
         cmocka_unit_test(sigterm_at_once),
+        cmocka_unit_test(a_model_without_template_is_warned_about),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
