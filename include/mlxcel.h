@@ -232,7 +232,7 @@ typedef struct mlxcel_event { // pointers valid until the next call on this requ
     mlxcel_finish finish;
     const char *stop_word; // finish STOP
     uint64_t seed, token_hash, logit_hash;
-    mlxcel_timings timings; // TEXT with tokens: so far, of this choice
+    mlxcel_timings timings; // PROMPT; TEXT with tokens: so far, of this choice
     mlxcel_error error;     // DONE with finish ERROR
 } mlxcel_event;
 

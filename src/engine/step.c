@@ -217,6 +217,7 @@ static void note_prompt(eng_seq *s) {
         event_node *n = request_event(r, MLXCEL_EVENT_PROMPT, s->choice);
         n->ev.n_prompt = s->n_prompt;
         n->ev.n_prompt_done = MX_MIN(s->n_past, s->n_prompt);
+        n->ev.timings = r->t;
         request_post(r, n);
     }
     if (s->n_past >= s->n_prompt && r->prefilled_s == 0) {

@@ -311,10 +311,16 @@ static void end_choice(gen_choice *c, const mlxcel_event *ev) {
 
 // ---- Events ----
 
+static void note_prompt(gen_job *j, const mlxcel_event *ev) {
+    j->n_prefilled = MX_MAX(j->n_prefilled, ev->n_prompt_done);
+    j->n_cached = ev->timings.n_cached;
+}
+
 static void note_done(gen *g, gen_job *j, const mlxcel_event *ev) {
     j->timings = ev->timings;
     if (g->timings.n_prompt == 0) g->timings = ev->timings;
-    g->n_prompt += ev->timings.n_prompt;
+    bool whole = ev->finish != MLXCEL_FINISH_ERROR && ev->finish != MLXCEL_FINISH_CANCEL;
+    g->n_prompt += whole ? ev->timings.n_prompt : j->n_prefilled;
     g->n_cached += ev->timings.n_cached;
     g->n_decoded += ev->timings.n_decoded;
     if (ev->finish == MLXCEL_FINISH_ERROR && g->error.status == 0) {
@@ -357,6 +363,7 @@ static void pump_score(gen *g, gen_job *j) {
     mlxcel_event ev;
     while (!j->score_done && mlxcel_next_event(j->score, 0, &ev)) {
         if (ev.kind == MLXCEL_EVENT_SCORE) take_score(g, j, &ev);
+        if (ev.kind == MLXCEL_EVENT_PROMPT) note_prompt(j, &ev);
         if (ev.kind != MLXCEL_EVENT_DONE) continue;
         j->score_done = true;
         if (ev.finish == MLXCEL_FINISH_ERROR || !j->run) note_done(g, j, &ev);
@@ -377,6 +384,7 @@ static void pump_run(gen *g, gen_job *j) {
             echo_prompt(g, j);
             for (int32_t k = 0; k < g->o.n; k++) j->choices[k].begun = true;
         }
+        if (ev.kind == MLXCEL_EVENT_PROMPT) note_prompt(j, &ev);
         if (ev.kind == MLXCEL_EVENT_TEXT) take_text(c, &ev);
         if (ev.kind == MLXCEL_EVENT_CHOICE) end_choice(c, &ev);
         if (ev.kind == MLXCEL_EVENT_DONE) {
@@ -401,6 +409,22 @@ void gen_pump(gen *g) {
     }
     if (g->error.status != 0) done = count_open(g) == 0; // the rest is not wanted any more
     if (done) g->done = true;
+}
+
+void gen_leave(gen *g) {
+    if (g->done) return;
+    gen_cancel(g);
+    if (g->error.status == 0) {
+        g->error = (mlxcel_error){MX_CANCELLED, 503, "the client has left"};
+    }
+    gen_pump(g);
+    for (int32_t i = 0; i < g->n_submitted; i++) {
+        const gen_job *j = &g->jobs[i];
+        if (j->score_done && j->run_done) continue;
+        g->n_prompt += j->n_prefilled;
+        g->n_cached += j->n_cached;
+        for (int32_t k = 0; k < g->o.n; k++) g->n_decoded += (int32_t)j->choices[k].n_total;
+    }
 }
 
 void gen_reply(gen *g) {

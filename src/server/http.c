@@ -186,8 +186,8 @@ static signals take_signals(srv_req *q) {
 
 static void shut_down(gen *g) {
     if (g->done || !atomic_load(&g->q->s->aborting)) return;
-    gen_cancel(g);
     g->error = (mlxcel_error){MX_CANCELLED, 503, "the server is shutting down"};
+    gen_leave(g);
     g->done = true;
 }
 
@@ -476,6 +476,7 @@ static void on_completed(void *cls, struct MHD_Connection *conn, void **state,
     conn_set_busy(q, false);
     if (q->watched) watch_remove(q);
     if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && q->streaming && !q->ended) q->status = 499;
+    if (q->gen) gen_leave(q->gen);
     if (q->gen) metrics_done(q->s, q->gen);
     req_log(q);
     if (q->kept) MHD_destroy_response(q->kept);

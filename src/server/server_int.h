@@ -316,7 +316,8 @@ struct gen_job {  // one prompt
     size_t n_text;
     mlxcel_request *score, *run;
     bool score_done, run_done;
-    gen_choice *choices; // o.n
+    int32_t n_prefilled, n_cached; // of its prompt, so far
+    gen_choice *choices;           // o.n
     mlxcel_timings timings;
 };
 
@@ -350,6 +351,8 @@ bool gen_start(gen *g);
 // Reads what came. Streams are appended to q->out; sets g->done at the end.
 void gen_pump(gen *g);
 void gen_cancel(gen *g);
+// Nobody waits for it any more: cancels it, and adds up what its prompts have cost so far.
+void gen_leave(gen *g);
 // The whole answer of a request that does not stream.
 void gen_reply(gen *g);
 

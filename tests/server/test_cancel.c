@@ -146,6 +146,49 @@ static void while_prefilling(void **state) {
     expect_idle(S);
 }
 
+// A number of the log's n-th line about a completion.
+static long long logged(const server *s, int n, const char *name) {
+    for (int i = 0; i < 500; i++, mx_sleep_s(0.01)) {
+        char *log = server_log(s), *at = log;
+        for (int k = 0; at && k <= n; k++) at = strstr(at + (k > 0), "POST /v1/completions ");
+        long long x = -1;
+        const char *v = at ? strstr(at, name) : NULL;
+        bool whole = v && sscanf(v + strlen(name), "%lld", &x) == 1 && strchr(v, '\n');
+        mx_free(log);
+        if (whole) return x;
+    }
+    fail_msg("no %s in the log", name);
+    return -1;
+}
+
+static void the_log_has_what_it_cost(void **state) {
+    (void)state;
+    server s = {0};
+    server_start(&s, dir, model, "-c 32768 --prefill-chunk-size 256 --prompt-cache-bytes 0");
+    for (int i = 0; i < 2; i++) { // whole, stream
+        long long before = counter(&s, "decode_tokens");
+        int fd = ask(&s, i == 1);
+        while (counter(&s, "decode_tokens") < before + 20) mx_sleep_s(0.002);
+        depart(fd, CLOSE);
+        assert_int_equal(logged(&s, i, "/completions "), 499);
+        assert_int_equal(logged(&s, i, "prompt="), 1);
+        assert_true(logged(&s, i, "generated=") >= 20);
+        wait_counter(&s, "running", 0);
+        long long all = counter(&s, "decode_tokens") - before;
+        assert_true(logged(&s, i, "generated=") <= all + 1); // the first one is the prompt's
+    }
+    long long before = counter(&s, "prompt_tokens");
+    int fd = ask_long(&s);
+    while (counter(&s, "prompt_tokens") < before + 256) mx_sleep_s(0.002);
+    depart(fd, CLOSE);
+    long long cost = logged(&s, 2, "prompt=");
+    wait_counter(&s, "running", 0);
+    long long all = counter(&s, "prompt_tokens") - before;
+    if (cost < 256 || cost > all || all - cost > 512) fail_msg("logged %lld of %lld", cost, all);
+    assert_int_equal(logged(&s, 2, "generated="), 0);
+    server_stop(&s);
+}
+
 // What was prefilled for a client that gave up is there for its next try.
 static void the_next_try_goes_on(void **state) {
     (void)state;
@@ -328,7 +371,8 @@ typedef enum phase { IDLE, LOADING, PREFILL, DECODE } phase;
 
 static void shutdown_in(phase p, int sig) {
     server s = {0};
-    server_spawn(&s, dir, model, "-c 32768 --prompt-cache-bytes 0");
+    // the step with the last token computes its layer's attention for all its rows: a short one
+    server_spawn(&s, dir, model, "-c 32768 --prompt-cache-bytes 0 --prefill-chunk-size 256");
     int fd = -1;
     if (p == LOADING) {
         assert_true(server_wait(&s, "listening on"));
@@ -407,6 +451,7 @@ int main(void) {
         cmocka_unit_test(while_decoding),
         cmocka_unit_test(while_queued),
         cmocka_unit_test(while_prefilling),
+        cmocka_unit_test(the_log_has_what_it_cost),
         cmocka_unit_test(the_next_try_goes_on),
         cmocka_unit_test(while_sending),
         cmocka_unit_test(one_connection_many_requests),
