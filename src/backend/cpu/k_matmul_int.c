@@ -24,11 +24,11 @@ VEC_FN record record_at(const mm_job *j, size_t at, int columns) {
     MM_FORGET_POINTER(r.num);
     return r;
 }
-VEC_FN vp scale_of(const record *r, int t) {
-    return vp_set1(*(const float *)(const void *)(r->num + 4 * t));
+VEC_FN vf scale_of(const record *r, int t) {
+    return vset1(*(const float *)(const void *)(r->num + 4 * t));
 }
-VEC_FN vp sum_of(const record *r, int t) {
-    return vp_set1(*(const float *)(const void *)(r->num + 4 * (CPU_ACT_BLOCK + t)));
+VEC_FN vf sum_of(const record *r, int t) {
+    return vset1(*(const float *)(const void *)(r->num + 4 * (CPU_ACT_BLOCK + t)));
 }
 VEC_FN int32_t start_of(const record *r, int t) {
     return mm_i32(r->num + 4 * (2 * CPU_ACT_BLOCK + t));
@@ -73,46 +73,69 @@ VEC_FN scales k45_scales(const uint8_t *group, int u, int bits) {
     return (scales){.s = s, .b = center_bias(s, vsub(vset1(0.0f), m), bits)};
 }
 
+// Rows [t, ..) of a record.
+VEC_FN record record_from(const record *r, int t) {
+    return (record){r->x + (size_t)t * r->xs, r->num + 4 * t, r->xs};
+}
+
+// With several blocks of rows, codes are spread once for all.
+VEC_FN mm_unit unit_of(const uint8_t *unit, int bits, int rows, uint8_t *spread) {
+    if (rows <= VI_BLOCK || bits == 8) return (mm_unit){unit, bits, bits};
+    vi_spread(spread, unit, bits);
+    return (mm_unit){spread, bits, 8};
+}
+
+VEC_FN void add_block(vf *y, int rows, const mm_unit *unit, int act_units, const record *r,
+                      bool asym, const scales *sc) {
+    int bits = unit->bits;
+    vi dot[VI_BLOCK];
+    MM_UNROLL for (int t = 0; t < rows; t++) dot[t] = vi_start(start_of(r, t), bits);
+    MM_UNROLL for (int u = 0; u < act_units; u++) {
+        vi_dot_unit(dot, rows, &unit[u], r->x + CPU_UNIT * u, r->xs);
+    }
+    MM_UNROLL for (int t = 0; t < rows; t++) {
+        vf d = vi_float(vi_end(dot[t], start_of(r, t), bits));
+        y[t] = vfma(sc->s, vmul(scale_of(r, t), d), y[t]);
+        if (asym) y[t] = vfma(sc->b, sum_of(r, t), y[t]);
+    }
+}
+
 // y += one activation group of act_units units.
 VEC_FN void add_group(vf *y, int rows, const uint8_t *unit, int bits, int act_units,
                       const record *r, bool asym, const scales *sc) {
-    MM_UNROLL for (int k = 0; k < VI_PARTS; k++) {
-        vi dot[MM_MAX_TOK];
-        vp s = vp_of(sc->s, k), b = vp_of(sc->b, k);
-        const uint8_t *x = r->x;
-        MM_FORGET_POINTER(x);
-        MM_UNROLL for (int t = 0; t < rows; t++) dot[t] = vi_start(start_of(r, t), bits);
-        MM_UNROLL for (int u = 0; u < act_units; u++) {
-            const uint8_t *codes = unit + u * bits * CPU_VEC + k * VI_BYTES;
-            vi_dot_unit(dot, rows, codes, bits, x + CPU_UNIT * u, r->xs);
-        }
-        MM_UNROLL for (int t = 0; t < rows; t++) {
-            vp acc = vp_of(y[t], k);
-            acc = vp_fma(s, vp_mul(scale_of(r, t), vi_float(dot[t])), acc);
-            if (asym) acc = vp_fma(b, sum_of(r, t), acc);
-            vp_put(&y[t], k, acc);
-        }
+    _Alignas(64) uint8_t spread[2 * 8 * CPU_VEC];
+    mm_unit w[2] = {unit_of(unit, bits, rows, spread)};
+    if (act_units == 2) w[1] = unit_of(unit + bits * CPU_VEC, bits, rows, spread + 8 * CPU_VEC);
+    for (int t = 0; t < rows; t += VI_BLOCK) {
+        record from = record_from(r, t);
+        add_block(y + t, rows < VI_BLOCK ? rows : VI_BLOCK, w, act_units, &from, asym, sc);
+    }
+}
+
+VEC_FN void add_k6_block(vf *y, int rows, const mm_unit *unit, const record *r, vf s, vf sc0,
+                         vf sc1) {
+    vi dot[2][VI_BLOCK];
+    MM_UNROLL for (int t = 0; t < rows; t++) {
+        dot[0][t] = vi_start(half_of(r, t), 6);
+        dot[1][t] = vi_start(rest_of(r, t), 6);
+    }
+    vi_dot(dot[0], rows, unit, 0, r->x, r->xs);
+    vi_dot(dot[1], rows, unit, 1, r->x + 16, r->xs);
+    MM_UNROLL for (int t = 0; t < rows; t++) {
+        vf both = vmul(sc1, vi_float(vi_end(dot[1][t], rest_of(r, t), 6)));
+        both = vfma(sc0, vi_float(vi_end(dot[0][t], half_of(r, t), 6)), both);
+        both = vmul(scale_of(r, t), both);
+        y[t] = vfma(s, both, y[t]);
     }
 }
 
 VEC_FN void add_k6_unit(vf *y, int rows, const uint8_t *unit, const record *r, vf s, vf sc0,
                         vf sc1) {
-    MM_UNROLL for (int k = 0; k < VI_PARTS; k++) {
-        vi dot[2][MM_MAX_TOK];
-        const uint8_t *x = r->x;
-        MM_FORGET_POINTER(x);
-        MM_UNROLL for (int t = 0; t < rows; t++) {
-            dot[0][t] = vi_start(half_of(r, t), 6);
-            dot[1][t] = vi_start(rest_of(r, t), 6);
-        }
-        vi_dot(dot[0], rows, unit + k * VI_BYTES, 6, 0, x, r->xs);
-        vi_dot(dot[1], rows, unit + k * VI_BYTES, 6, 1, x + 16, r->xs);
-        MM_UNROLL for (int t = 0; t < rows; t++) {
-            vp both = vp_mul(vp_of(sc1, k), vi_float(dot[1][t]));
-            both = vp_fma(vp_of(sc0, k), vi_float(dot[0][t]), both);
-            both = vp_mul(scale_of(r, t), both);
-            vp_put(&y[t], k, vp_fma(vp_of(s, k), both, vp_of(y[t], k)));
-        }
+    _Alignas(64) uint8_t spread[8 * CPU_VEC];
+    mm_unit w = unit_of(unit, 6, rows, spread);
+    for (int t = 0; t < rows; t += VI_BLOCK) {
+        record from = record_from(r, t);
+        add_k6_block(y + t, rows < VI_BLOCK ? rows : VI_BLOCK, &w, &from, s, sc0, sc1);
     }
 }
 
@@ -193,10 +216,11 @@ VEC_FN void core_k(const mm_job *j, int streams, int rows, int bits) {
 #define ROWS_LIST(X, ...)                                                                          \
     X(2, 1, __VA_ARGS__)                                                                           \
     X(2, 2, __VA_ARGS__)                                                                           \
-    X(1, 4, __VA_ARGS__)
+    X(1, 4, __VA_ARGS__)                                                                           \
+    X(1, 8, __VA_ARGS__)
 #define SHORT_LIST(X, ...)                                                                         \
     X(2, 1, __VA_ARGS__)                                                                           \
-    X(1, 4, __VA_ARGS__)
+    X(1, 8, __VA_ARGS__)
 #else
 #define ROWS_LIST(X, ...)                                                                          \
     X(1, 1, __VA_ARGS__)                                                                           \

@@ -1,7 +1,5 @@
-// Integer parts of the matrix products in every instruction set. Sixteen output rows are done in
-// VI_PARTS parts, one register each: vi is an int32 for each row of a part, vp the float, and a
-// part's codes are VI_BYTES further on than the last one's. Quad h (0 or 1) of a unit is 16 of its
-// columns.
+// Integer parts of the matrix products in every instruction set. vi is an int32 for each of a
+// tile's sixteen rows. Quad h (0 or 1) of a unit is 16 of its columns.
 #ifndef MX_BACKEND_CPU_K_MATMUL_VEC_H
 #define MX_BACKEND_CPU_K_MATMUL_VEC_H
 
@@ -28,7 +26,11 @@ VEC_FN int32_t mm_i32(const void *p) {
     return v;
 }
 
-enum { MM_PART_TOK = 8 }; // most rows of activations
+// 32 columns of codes.
+typedef struct mm_unit {
+    const uint8_t *p;
+    int bits, stored; // of a code; how many bits it takes at p: 8 where it was spread
+} mm_unit;
 
 // Where the planes of a unit start.
 VEC_FN const uint8_t *mm_plane2(const uint8_t *unit, int bits) {
@@ -40,39 +42,24 @@ VEC_FN const uint8_t *mm_plane1(const uint8_t *unit, int bits) {
 
 #if defined(MX_ISA_AVX512)
 
-enum { VI_PARTS = 1, VI_BYTES = CPU_VEC };
+enum { VI_BLOCK = 8 };
 typedef __m512i vi;
-typedef __m512 vp;
-
-VEC_FN vp vp_of(vf v, int part) {
-    (void)part;
-    return v;
-}
-VEC_FN void vp_put(vf *v, int part, vp p) {
-    (void)part;
-    *v = p;
-}
-VEC_FN vp vp_set1(float x) {
-    return _mm512_set1_ps(x);
-}
-VEC_FN vp vp_mul(vp a, vp b) {
-    return _mm512_mul_ps(a, b);
-}
-VEC_FN vp vp_fma(vp a, vp b, vp c) {
-    return _mm512_fmadd_ps(a, b, c);
-}
 
 // Shifts by a number that only optimised code knows to be constant.
 typedef int32_t mm_v16 __attribute__((vector_size(64)));
 typedef uint16_t mm_v32 __attribute__((vector_size(64)));
 
-// The start of a dot product: n * center, which makes the codes centred.
+// A dot product is centred by n * center, at its start or at its end.
 VEC_FN vi vi_start(int32_t n, int bits) {
     __m512i v = _mm512_set1_epi32(n);
     MM_FORGET_VECTOR(v); // or gcc shifts in a general register first
     return (vi)((mm_v16)v << (bits - 1));
 }
-VEC_FN vp vi_float(vi a) {
+VEC_FN vi vi_end(vi dot, int32_t n, int bits) {
+    (void)n, (void)bits;
+    return dot;
+}
+VEC_FN vf vi_float(vi a) {
     return _mm512_cvtepi32_ps(a);
 }
 VEC_FN vf vld_bf16(const uint8_t *p) {
@@ -146,14 +133,13 @@ VEC_FN vi mm_dot_bytes(vi dot, const uint8_t *codes, const uint8_t *x) {
 }
 
 // dot[t] += codes of quad h times x of row t (16 columns), rows xs bytes apart.
-VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, const uint8_t *x,
-                   size_t xs) {
-    if (bits == 8 && n_tok == 1) {
-        dot[0] = mm_dot_bytes(dot[0], unit + 4 * CPU_VEC * h, x);
+VEC_FN void vi_dot(vi *dot, int n_tok, const mm_unit *unit, int h, const uint8_t *x, size_t xs) {
+    if (unit->bits == 8 && n_tok == 1) {
+        dot[0] = mm_dot_bytes(dot[0], unit->p + 4 * CPU_VEC * h, x);
         return;
     }
     __m512i q[4];
-    mm_codes(q, unit, bits, h);
+    mm_codes(q, unit->p, unit->bits, h);
     MM_UNROLL for (int i = 0; i < 4; i++) {
         MM_UNROLL for (int t = 0; t < n_tok; t++) {
             __m512i b = _mm512_set1_epi32(mm_i32(x + (size_t)t * xs + 4 * i));
@@ -162,10 +148,13 @@ VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, con
     }
 }
 
-VEC_FN void vi_dot_unit(vi *dot, int n_tok, const uint8_t *unit, int bits, const uint8_t *x,
-                        size_t xs) {
-    vi_dot(dot, n_tok, unit, bits, 0, x, xs);
-    vi_dot(dot, n_tok, unit, bits, 1, x + 16, xs);
+VEC_FN void vi_dot_unit(vi *dot, int n_tok, const mm_unit *unit, const uint8_t *x, size_t xs) {
+    vi_dot(dot, n_tok, unit, 0, x, xs);
+    vi_dot(dot, n_tok, unit, 1, x + 16, xs);
+}
+
+VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) { // never needed
+    (void)q, (void)unit, (void)bits;
 }
 
 // Codes of columns 4 * k .. of quad h as floats, less center: w[i] for column 4k + i.
@@ -183,36 +172,32 @@ VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int cente
 
 #elif defined(MX_ISA_AVX2)
 
-enum { VI_PARTS = 2, VI_BYTES = CPU_VEC / 2 };
-typedef __m256i vi;
-typedef __m256 vp;
+enum { VI_BLOCK = 4 }; // rows of activations whose accumulators fit into the registers
 
-VEC_FN vp vp_of(vf v, int part) {
-    return part ? v.b : v.a;
-}
-VEC_FN void vp_put(vf *v, int part, vp p) {
-    if (part)
-        v->b = p;
-    else
-        v->a = p;
-}
-VEC_FN vp vp_set1(float x) {
-    return _mm256_set1_ps(x);
-}
-VEC_FN vp vp_mul(vp a, vp b) {
-    return _mm256_mul_ps(a, b);
-}
-VEC_FN vp vp_fma(vp a, vp b, vp c) {
-    return _mm256_fmadd_ps(a, b, c);
-}
+// Sixteen int32, as two halves of a tile.
+typedef struct vi {
+    __m256i a, b;
+} vi;
 
-// With 8 bits vi_dot centres the codes itself.
+// Shifts by a number that only optimised code knows to be constant.
+typedef int32_t mm_v8 __attribute__((vector_size(32)));
+typedef uint16_t mm_v16 __attribute__((vector_size(32)));
+
+// Added last, because it would take a register from the accumulators. With 8 bits vi_dot centres
+// the codes itself.
 VEC_FN vi vi_start(int32_t n, int bits) {
-    return bits == 8 ? _mm256_setzero_si256()
-                     : _mm256_set1_epi32((int32_t)((uint32_t)n << (bits - 1)));
+    (void)n, (void)bits;
+    return (vi){_mm256_setzero_si256(), _mm256_setzero_si256()};
 }
-VEC_FN vp vi_float(vi a) {
-    return _mm256_cvtepi32_ps(a);
+VEC_FN vi vi_end(vi dot, int32_t n, int bits) {
+    if (bits == 8) return dot;
+    __m256i v = _mm256_set1_epi32(n);
+    MM_FORGET_VECTOR(v); // or gcc shifts in a general register first
+    v = (__m256i)((mm_v8)v << (bits - 1));
+    return (vi){_mm256_add_epi32(dot.a, v), _mm256_add_epi32(dot.b, v)};
+}
+VEC_FN vf vi_float(vi v) {
+    return (vf){_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)};
 }
 VEC_FN __m256 mm_bf16(const uint8_t *p) {
     __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -237,10 +222,6 @@ VEC_FN __m256 mm_six(const uint8_t *lo, int s4, const uint8_t *hi, int s2) {
 VEC_FN vf vld_six(const uint8_t *lo, int s4, const uint8_t *hi, int s2) {
     return (vf){mm_six(lo, s4, hi, s2), mm_six(lo + 32, s4, hi + 32, s2)};
 }
-
-// Shifts by a number that only optimised code knows to be constant.
-typedef int32_t mm_v8 __attribute__((vector_size(32)));
-typedef uint16_t mm_v16 __attribute__((vector_size(32)));
 
 VEC_FN __m256i mm_move(__m256i v, int from, int to) {
     return from > to ? (__m256i)((mm_v16)v >> (from - to)) : (__m256i)((mm_v16)v << (to - from));
@@ -290,43 +271,75 @@ VEC_FN __m256i mm_pairs(__m256i q, __m256i x, int bits) {
     return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
 }
 
+// Codes of quad column j.
+VEC_FN __m256i mm_code(const uint8_t *unit, int bits, int j) {
+    if (bits == 8) return mm_load(unit + CPU_VEC * j);
+    __m256i q = _mm256_setzero_si256();
+    if (bits & 4) {
+        q = mm_load(unit + CPU_VEC * (j / 2));
+        if (j % 2) q = _mm256_srli_epi16(q, 4);
+        q = _mm256_and_si256(q, _mm256_set1_epi8(15));
+    }
+    if (bits & 2) {
+        const __m256i m = _mm256_set1_epi8((char)(3 << (bits & 4)));
+        __m256i v =
+            mm_move(mm_load(mm_plane2(unit, bits) + CPU_VEC * (j / 4)), j % 4 * 2, bits & 4);
+        q = _mm256_or_si256(q, _mm256_and_si256(v, m));
+    }
+    if (bits & 1) {
+        const __m256i m = _mm256_set1_epi8((char)(1 << (bits - 1)));
+        __m256i v = mm_move(mm_load(mm_plane1(unit, bits)), j, bits - 1);
+        q = _mm256_or_si256(q, _mm256_and_si256(v, m));
+    }
+    return q;
+}
+
 // Quads [h0, h1). As many pairs are added in 16 bits as cannot pass 32,767: a pair is at most
 // 2 * 127 * code, so 8 of 4-bit codes (30,480), 4 of 5 bits (31,496), 2 of 6 bits (32,004), one of
 // 8 bits (32,512).
-VEC_FN void mm_dot_quads(vi *dot, int n_tok, const uint8_t *unit, int bits, int h0, int h1,
-                         const uint8_t *x, size_t xs) {
+VEC_FN void mm_dot_quads(vi *dot, int n_tok, const mm_unit *unit, int h0, int h1, const uint8_t *x,
+                         size_t xs) {
+    const int bits = unit->bits;
     const __m256i one = _mm256_set1_epi16(1);
     const int n = 4 * (h1 - h0), most = bits <= 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
     const int run = most < n ? most : n;
-    __m256i s[MM_PART_TOK];
-    MM_UNROLL for (int h = h0; h < h1; h++) {
-        __m256i q[4];
-        mm_codes(q, unit, bits, h);
-        MM_UNROLL for (int i = 0; i < 4; i++) {
-            int at = 4 * (h - h0) + i;
-            MM_UNROLL for (int t = 0; t < n_tok; t++) {
-                __m256i b = _mm256_set1_epi32(mm_i32(x + (size_t)t * xs + 4 * at));
-                __m256i p = mm_pairs(q[i], b, bits);
-                s[t] = at % run == 0 ? p : _mm256_add_epi16(s[t], p);
-                MM_FORGET_VECTOR(s[t]); // or gcc makes trees of the sums and runs out of registers
-                if (at % run == run - 1) {
-                    dot[t] = _mm256_add_epi32(dot[t], _mm256_madd_epi16(s[t], one));
-                }
+    vi s[VI_BLOCK];
+    MM_UNROLL for (int i = 0; i < n; i++) {
+        __m256i qa = mm_code(unit->p, unit->stored, 4 * h0 + i);
+        __m256i qb = mm_code(unit->p + 32, unit->stored, 4 * h0 + i);
+        MM_UNROLL for (int t = 0; t < n_tok; t++) {
+            __m256i b = _mm256_set1_epi32(mm_i32(x + (size_t)t * xs + 4 * i));
+            __m256i pa = mm_pairs(qa, b, bits), pb = mm_pairs(qb, b, bits);
+            s[t].a = i % run == 0 ? pa : _mm256_add_epi16(s[t].a, pa);
+            s[t].b = i % run == 0 ? pb : _mm256_add_epi16(s[t].b, pb);
+            MM_FORGET_VECTOR(s[t].a); // or gcc makes trees of the sums and runs out of registers
+            MM_FORGET_VECTOR(s[t].b);
+            if (i % run == run - 1) {
+                dot[t].a = _mm256_add_epi32(dot[t].a, _mm256_madd_epi16(s[t].a, one));
+                dot[t].b = _mm256_add_epi32(dot[t].b, _mm256_madd_epi16(s[t].b, one));
             }
         }
     }
 }
 
-VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, const uint8_t *x,
-                   size_t xs) {
-    if (h == 0)
-        mm_dot_quads(dot, n_tok, unit, bits, 0, 1, x, xs);
-    else
-        mm_dot_quads(dot, n_tok, unit, bits, 1, 2, x, xs);
+// Spreads codes to a byte each.
+VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) {
+    MM_UNROLL for (int j = 0; j < 8; j++) {
+        MM_UNROLL for (int k = 0; k < 2; k++) {
+            __m256i v = mm_code(unit + 32 * k, bits, j);
+            _mm256_storeu_si256((__m256i *)(q + CPU_VEC * j + 32 * k), v);
+        }
+    }
 }
-VEC_FN void vi_dot_unit(vi *dot, int n_tok, const uint8_t *unit, int bits, const uint8_t *x,
-                        size_t xs) {
-    mm_dot_quads(dot, n_tok, unit, bits, 0, 2, x, xs);
+
+VEC_FN void vi_dot(vi *dot, int n_tok, const mm_unit *unit, int h, const uint8_t *x, size_t xs) {
+    if (h == 0)
+        mm_dot_quads(dot, n_tok, unit, 0, 1, x, xs);
+    else
+        mm_dot_quads(dot, n_tok, unit, 1, 2, x, xs);
+}
+VEC_FN void vi_dot_unit(vi *dot, int n_tok, const mm_unit *unit, const uint8_t *x, size_t xs) {
+    mm_dot_quads(dot, n_tok, unit, 0, 2, x, xs);
 }
 
 VEC_FN __m256 mm_column(__m256i q, int i, int center) {
@@ -347,34 +360,19 @@ VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int cente
 
 #else
 
-enum { VI_PARTS = 1, VI_BYTES = CPU_VEC };
+enum { VI_BLOCK = 8 };
 typedef struct vi {
     int32_t v[16];
 } vi;
-typedef vf vp;
-
-VEC_FN vp vp_of(vf v, int part) {
-    (void)part;
-    return v;
-}
-VEC_FN void vp_put(vf *v, int part, vp p) {
-    (void)part;
-    *v = p;
-}
-VEC_FN vp vp_set1(float x) {
-    return vset1(x);
-}
-VEC_FN vp vp_mul(vp a, vp b) {
-    return vmul(a, b);
-}
-VEC_FN vp vp_fma(vp a, vp b, vp c) {
-    return vfma(a, b, c);
-}
 
 VEC_FN vi vi_start(int32_t n, int bits) {
     vi r;
     for (int i = 0; i < 16; i++) r.v[i] = (int32_t)((uint32_t)n << (bits - 1));
     return r;
+}
+VEC_FN vi vi_end(vi dot, int32_t n, int bits) {
+    (void)n, (void)bits;
+    return dot;
 }
 VEC_FN vf vi_float(vi a) {
     VEC_LOOP((float)a.v[i]);
@@ -409,10 +407,9 @@ VEC_FN void mm_codes(uint8_t q[4][CPU_VEC], const uint8_t *unit, int bits, int h
     }
 }
 
-VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, const uint8_t *x,
-                   size_t xs) {
+VEC_FN void vi_dot(vi *dot, int n_tok, const mm_unit *unit, int h, const uint8_t *x, size_t xs) {
     uint8_t q[4][CPU_VEC];
-    mm_codes(q, unit, bits, h);
+    mm_codes(q, unit->p, unit->bits, h);
     for (int t = 0; t < n_tok; t++) {
         const int8_t *xt = (const int8_t *)(x + (size_t)t * xs);
         for (int i = 0; i < 4; i++) {
@@ -425,10 +422,13 @@ VEC_FN void vi_dot(vi *dot, int n_tok, const uint8_t *unit, int bits, int h, con
     }
 }
 
-VEC_FN void vi_dot_unit(vi *dot, int n_tok, const uint8_t *unit, int bits, const uint8_t *x,
-                        size_t xs) {
-    vi_dot(dot, n_tok, unit, bits, 0, x, xs);
-    vi_dot(dot, n_tok, unit, bits, 1, x + 16, xs);
+VEC_FN void vi_dot_unit(vi *dot, int n_tok, const mm_unit *unit, const uint8_t *x, size_t xs) {
+    vi_dot(dot, n_tok, unit, 0, x, xs);
+    vi_dot(dot, n_tok, unit, 1, x + 16, xs);
+}
+
+VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) { // never needed
+    (void)q, (void)unit, (void)bits;
 }
 
 VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int center) {
