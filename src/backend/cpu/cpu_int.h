@@ -60,7 +60,9 @@ typedef struct cpu_attn_chunk {
     const int32_t *lo, *hi;          // (n_row)
     const void *k[CPU_CHUNK_BLOCKS]; // 16 tokens each: (head_dim, 16)
     const void *v[CPU_CHUNK_BLOCKS]; // 16 tokens each: (16, head_dim)
-    float *p;                        // scratch (CPU_ATTN_ROWS, CPU_CHUNK)
+    // Keys that will be needed next, fetched beside v: a hint, any address.
+    const void *ahead[CPU_CHUNK_BLOCKS];
+    float *p;     // scratch (CPU_ATTN_ROWS, CPU_CHUNK)
     float *m, *s; // (n_row * n_group): m = -inf when nothing is visible (then s and o are 0)
     float *o;     // (n_row * n_group, head_dim padded to 16), unnormalised
 } cpu_attn_chunk;

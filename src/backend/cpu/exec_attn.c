@@ -101,17 +101,33 @@ static attn attn_of(const cpu_ctx *c) {
     return a;
 }
 
-// Addresses of the chunk's blocks that rows of the unit see.
+// First byte in k or v of block b of a chunk.
+static int64_t block_offset(const attn *a, const unit *u, int32_t chunk, int32_t b) {
+    int32_t pos = chunk * CPU_CHUNK + b * CPU_KV_BLOCK;
+    int32_t page =
+        a->io->page_table[a->group][(int64_t)u->range * a->max_pages + pos / a->page_tokens];
+    CHECKF(page >= 0, "position %d of range %d has no page", pos, u->range);
+    int64_t token = ((int64_t)page * a->n_kv + u->kv) * a->page_tokens + pos % a->page_tokens;
+    return token * a->head_dim * a->elem;
+}
+
+// Addresses of the chunk's blocks that rows of the unit see; those of `next` (or NULL) at
+// next_chunk are fetched ahead.
 static void bind_blocks(const attn *a, const unit *u, int32_t chunk, int32_t lo, int32_t hi,
-                        cpu_attn_chunk *c) {
-    const int32_t *table = a->io->page_table[a->group] + (int64_t)u->range * a->max_pages;
+                        const unit *next, int32_t next_chunk, cpu_attn_chunk *c) {
+    int32_t from = 0, to = 0; // blocks of next_chunk that its last row sees
+    if (next) {
+        int32_t pos = a->io->pos[next->row0 + next->n_row - 1];
+        int32_t first = first_visible(a, pos) - next_chunk * CPU_CHUNK;
+        from = MX_MAX(first, 0) / CPU_KV_BLOCK;
+        to = (pos - next_chunk * CPU_CHUNK) / CPU_KV_BLOCK + 1;
+    }
     for (int32_t b = lo / CPU_KV_BLOCK; b * CPU_KV_BLOCK < hi; b++) {
-        int32_t pos = chunk * CPU_CHUNK + b * CPU_KV_BLOCK;
-        int32_t page = table[pos / a->page_tokens];
-        CHECKF(page >= 0, "position %d of range %d has no page", pos, u->range);
-        int64_t token = ((int64_t)page * a->n_kv + u->kv) * a->page_tokens + pos % a->page_tokens;
-        c->k[b] = a->k + token * a->head_dim * a->elem;
-        c->v[b] = a->v + token * a->head_dim * a->elem;
+        int64_t at = block_offset(a, u, chunk, b);
+        c->k[b] = a->k + at;
+        c->v[b] = a->v + at;
+        bool ahead = b >= from && b < to;
+        c->ahead[b] = ahead ? a->k + block_offset(a, next, next_chunk, b) : c->k[b];
     }
 }
 
@@ -139,8 +155,9 @@ static void bench_init(bench *w, uint8_t *priv, int64_t ldo) {
     }
 }
 
-static void one_chunk(const cpu_ctx *ctx, const attn *a, const unit *u, int32_t chunk, bench *w,
-                      float *m, float *s, float *o) {
+static void one_chunk(const cpu_ctx *ctx, const attn *a, const unit *u, int32_t chunk,
+                      const unit *next, int32_t next_chunk, bench *w, float *m, float *s,
+                      float *o) {
     int32_t start = chunk * CPU_CHUNK, lo = CPU_CHUNK, hi = 0;
     for (int32_t r = 0; r < u->n_row; r++) {
         int32_t pos = a->io->pos[u->row0 + r];
@@ -164,7 +181,7 @@ static void one_chunk(const cpu_ctx *ctx, const attn *a, const unit *u, int32_t 
                         .m = m,
                         .s = s,
                         .o = o};
-    bind_blocks(a, u, chunk, lo, hi, &c);
+    bind_blocks(a, u, chunk, lo, hi, next, next_chunk, &c);
     ctx->k->attn_chunk(&c);
 }
 
@@ -177,10 +194,14 @@ static void finish(const cpu_ctx *ctx, const attn *a, const unit *u, const float
     }
 }
 
-static void run_unit(const cpu_ctx *ctx, const attn *a, const unit *u, bench *w) {
-    one_chunk(ctx, a, u, u->chunk0, w, w->m[1], w->s[1], w->o[1]);
-    for (int32_t ch = u->chunk0 + 1; ch < u->chunk1; ch++) {
-        one_chunk(ctx, a, u, ch, w, w->m[0], w->s[0], w->o[0]);
+// next: what this worker probably does after it, or NULL.
+static void run_unit(const cpu_ctx *ctx, const attn *a, const unit *u, const unit *next, bench *w) {
+    for (int32_t ch = u->chunk0; ch < u->chunk1; ch++) {
+        bool last = ch + 1 == u->chunk1;
+        int to = ch == u->chunk0;
+        one_chunk(ctx, a, u, ch, last ? next : u, last ? (next ? next->chunk0 : 0) : ch + 1, w,
+                  w->m[to], w->s[to], w->o[to]);
+        if (to) continue;
         ctx->k->attn_merge(w->m[1], w->s[1], w->o[1], w->m[0], w->s[0], w->o[0],
                            u->n_row * u->n_head, a->ldo);
     }
@@ -227,7 +248,8 @@ static void run_divided(cpu_ctx *ctx, const attn *a, int64_t units, int64_t chun
         int64_t ch = i % chunks;
         if (u.chunk0 + ch >= u.chunk1) continue;
         float *f = part_at(&p, i / chunks, ch);
-        one_chunk(ctx, a, &u, u.chunk0 + (int32_t)ch, w, f, f + p.per, f + cpu_pad16(p.per * 2));
+        one_chunk(ctx, a, &u, u.chunk0 + (int32_t)ch, NULL, 0, w, f, f + p.per,
+                  f + cpu_pad16(p.per * 2));
     }
     cpu_barrier(ctx);
     cpu_slice(ctx, units, &lo, &hi);
@@ -281,9 +303,13 @@ void cpu_op_attn(cpu_ctx *ctx) {
         cut_heads(&a, units, ctx->n);
         units = all_units(&a);
     }
+    unit u, next;
+    int64_t guess = -1;
     for (int64_t i; (i = cpu_claim(ctx)) < units;) {
-        unit u = unit_at(&a, i);
-        run_unit(ctx, &a, &u, &w);
+        u = i == guess ? next : unit_at(&a, i);
+        guess = i + ctx->n;
+        if (guess < units) next = unit_at(&a, guess);
+        run_unit(ctx, &a, &u, guess < units ? &next : NULL, &w);
     }
 }
 

@@ -26,9 +26,13 @@ VEC_FN vf load_kv(const void *p, int64_t i, bool half) {
     return half ? vldh((const uint16_t *)p + i) : vld((const float *)p + i);
 }
 
-// Scores of nq queries with nb blocks of 16 positions.
+VEC_FN void fetch_kv(const void *p, int64_t i, bool half) {
+    __builtin_prefetch(half ? (const char *)p + 2 * i : (const char *)p + 4 * i);
+}
+
+// Scores of nq queries with nb blocks of 16 positions. Fetches the same bytes of blocks `ahead`.
 VEC_FN void score_tile(int nq, int nb, bool half, const float *const *q, const void *const *k,
-                       int64_t head_dim, float scale, float *p) {
+                       const void *const *ahead, int64_t head_dim, float scale, float *p) {
     vf acc[TILE_Q][TILE_V], kd[TILE_V];
 #pragma GCC unroll 6
     for (int i = 0; i < nq; i++) {
@@ -37,7 +41,10 @@ VEC_FN void score_tile(int nq, int nb, bool half, const float *const *q, const v
     }
     for (int64_t d = 0; d < head_dim; d++) {
 #pragma GCC unroll 4
-        for (int b = 0; b < nb; b++) kd[b] = load_kv(k[b], d * 16, half);
+        for (int b = 0; b < nb; b++) {
+            kd[b] = load_kv(k[b], d * 16, half);
+            fetch_kv(ahead[b], d * 16, half);
+        }
 #pragma GCC unroll 6
         for (int i = 0; i < nq; i++) {
             vf x = vset1(q[i][d]);
@@ -54,9 +61,10 @@ VEC_FN void score_tile(int nq, int nb, bool half, const float *const *q, const v
     }
 }
 
-// Adds p * v for positions [t0, t1) of nq queries into nv vectors of o, from zero.
-VEC_FN void value_tile(int nq, int nv, bool half, const cpu_attn_chunk *c, const float *p, int t0,
-                       int t1, int64_t d0, float *o, int64_t ldo) {
+// Adds p * v for positions [t0, t1) of nq queries into nv vectors of o, from zero. Fetches as
+// score_tile does.
+VEC_FN void value_tile(int nq, int nv, bool half, const cpu_attn_chunk *c, const void *const *ahead,
+                       const float *p, int t0, int t1, int64_t d0, float *o, int64_t ldo) {
     vf acc[TILE_Q][TILE_V], vd[TILE_V];
     int64_t hd = c->head_dim;
 #pragma GCC unroll 6
@@ -65,11 +73,14 @@ VEC_FN void value_tile(int nq, int nv, bool half, const cpu_attn_chunk *c, const
         for (int b = 0; b < nv; b++) acc[i][b] = vset1(0.0f);
     }
     for (int t = t0; t < t1;) {
-        const void *v = c->v[t / 16];
+        const void *v = c->v[t / 16], *next = ahead[t / 16];
         int end = (t / 16 + 1) * 16 < t1 ? (t / 16 + 1) * 16 : t1;
         for (; t < end; t++) {
 #pragma GCC unroll 4
-            for (int b = 0; b < nv; b++) vd[b] = load_kv(v, t % 16 * hd + d0 + b * 16, half);
+            for (int b = 0; b < nv; b++) {
+                vd[b] = load_kv(v, t % 16 * hd + d0 + b * 16, half);
+                if (b % 2 == 0 || !half) fetch_kv(next, t % 16 * hd + d0 + b * 16, half);
+            }
 #pragma GCC unroll 6
             for (int i = 0; i < nq; i++) {
                 vf x = vset1(p[i * CPU_CHUNK + t]);
@@ -104,29 +115,29 @@ VEC_FN void value_tile(int nq, int nv, bool half, const cpu_attn_chunk *c, const
 
 #define SCORE_FN(name)                                                                             \
     static __attribute__((noinline)) void name(int nq, const float *const *q,                      \
-                                               const void *const *k, int64_t head_dim,             \
-                                               float scale, float *p) {                            \
+                                               const void *const *k, const void *const *ahead,     \
+                                               int64_t head_dim, float scale, float *p) {          \
         TILE_SWITCH(CALL_##name)                                                                   \
     }
-#define CALL_score_half_1(n) score_tile(n, 1, true, q, k, head_dim, scale, p)
-#define CALL_score_half_n(n) score_tile(n, TILE_V, true, q, k, head_dim, scale, p)
-#define CALL_score_full_1(n) score_tile(n, 1, false, q, k, head_dim, scale, p)
-#define CALL_score_full_n(n) score_tile(n, TILE_V, false, q, k, head_dim, scale, p)
+#define CALL_score_half_1(n) score_tile(n, 1, true, q, k, ahead, head_dim, scale, p)
+#define CALL_score_half_n(n) score_tile(n, TILE_V, true, q, k, ahead, head_dim, scale, p)
+#define CALL_score_full_1(n) score_tile(n, 1, false, q, k, ahead, head_dim, scale, p)
+#define CALL_score_full_n(n) score_tile(n, TILE_V, false, q, k, ahead, head_dim, scale, p)
 SCORE_FN(score_half_1)
 SCORE_FN(score_half_n)
 SCORE_FN(score_full_1)
 SCORE_FN(score_full_n)
 
 #define VALUE_FN(name)                                                                             \
-    static __attribute__((noinline)) void name(int nq, const cpu_attn_chunk *c, const float *p,    \
-                                               int t0, int t1, int64_t d0, float *o,               \
-                                               int64_t ldo) {                                      \
+    static __attribute__((noinline)) void name(int nq, const cpu_attn_chunk *c,                    \
+                                               const void *const *ahead, const float *p, int t0,   \
+                                               int t1, int64_t d0, float *o, int64_t ldo) {        \
         TILE_SWITCH(CALL_##name)                                                                   \
     }
-#define CALL_value_half_1(n) value_tile(n, 1, true, c, p, t0, t1, d0, o, ldo)
-#define CALL_value_half_n(n) value_tile(n, TILE_V, true, c, p, t0, t1, d0, o, ldo)
-#define CALL_value_full_1(n) value_tile(n, 1, false, c, p, t0, t1, d0, o, ldo)
-#define CALL_value_full_n(n) value_tile(n, TILE_V, false, c, p, t0, t1, d0, o, ldo)
+#define CALL_value_half_1(n) value_tile(n, 1, true, c, ahead, p, t0, t1, d0, o, ldo)
+#define CALL_value_half_n(n) value_tile(n, TILE_V, true, c, ahead, p, t0, t1, d0, o, ldo)
+#define CALL_value_full_1(n) value_tile(n, 1, false, c, ahead, p, t0, t1, d0, o, ldo)
+#define CALL_value_full_n(n) value_tile(n, TILE_V, false, c, ahead, p, t0, t1, d0, o, ldo)
 VALUE_FN(value_half_1)
 VALUE_FN(value_half_n)
 VALUE_FN(value_full_1)
@@ -162,19 +173,20 @@ static void soften(float *p, int b0, int b1, int lo, int hi, float softcap, floa
     *s = vsum(sum);
 }
 
+typedef void score_fn(int nq, const float *const *q, const void *const *k, const void *const *ahead,
+                      int64_t head_dim, float scale, float *p);
+typedef void value_fn(int nq, const cpu_attn_chunk *c, const void *const *ahead, const float *p,
+                      int t0, int t1, int64_t d0, float *o, int64_t ldo);
+
 static void score_all(const cpu_attn_chunk *c, const float *const *q, int n, int b0, int b1) {
     for (int b = b0; b < b1;) {
         int nb = b + TILE_V <= b1 ? TILE_V : 1;
         for (int i = 0; i < n; i += TILE_Q) {
             int nq = n - i < TILE_Q ? n - i : TILE_Q;
             float *p = c->p + i * CPU_CHUNK + b * 16;
-            if (c->half) {
-                (nb == 1 ? score_half_1 : score_half_n)(nq, q + i, c->k + b, c->head_dim, c->scale,
-                                                        p);
-            } else {
-                (nb == 1 ? score_full_1 : score_full_n)(nq, q + i, c->k + b, c->head_dim, c->scale,
-                                                        p);
-            }
+            score_fn *f = nb == 1 ? (c->half ? score_half_1 : score_full_1)
+                                  : (c->half ? score_half_n : score_full_n);
+            f(nq, q + i, c->k + b, (i == 0 ? c->v : c->k) + b, c->head_dim, c->scale, p);
         }
         b += nb;
     }
@@ -188,11 +200,9 @@ static void value_all(const cpu_attn_chunk *c, int n, int lo, int hi) {
             int nq = n - i < TILE_Q ? n - i : TILE_Q;
             const float *p = c->p + i * CPU_CHUNK;
             float *o = c->o + i * ldo;
-            if (c->half) {
-                (nv == 1 ? value_half_1 : value_half_n)(nq, c, p, lo, hi, d, o, ldo);
-            } else {
-                (nv == 1 ? value_full_1 : value_full_n)(nq, c, p, lo, hi, d, o, ldo);
-            }
+            value_fn *f = nv == 1 ? (c->half ? value_half_1 : value_full_1)
+                                  : (c->half ? value_half_n : value_full_n);
+            f(nq, c, i == 0 ? c->ahead : c->v, p, lo, hi, d, o, ldo);
         }
         d += nv * 16;
     }
