@@ -240,6 +240,15 @@ static mx_status affine_view(const binder *b, const mx_weight_row *r, const char
 
 // ---- Rows --------------------------------------------------------------------------------------
 
+static void count_format(mx_model *m, mx_wfmt fmt, uint64_t n_bytes) {
+    int32_t i = 0, most = (int32_t)MX_COUNT(m->formats);
+    while (i < m->n_formats && !mx_wfmt_eq(m->formats[i].fmt, fmt)) i++;
+    if (i == most) return;
+    m->formats[i].fmt = fmt;
+    m->formats[i].bytes += n_bytes;
+    m->n_formats = MX_MAX(m->n_formats, i + 1);
+}
+
 static mx_status bind_row(binder *b, const mx_weight_row *r, int32_t il) {
     bound_weight *bw = model_weight(b->m, il, r->slot);
     if (!(b->gguf ? r->gguf : r->hf)) return MX_OK;
@@ -271,10 +280,9 @@ static mx_status bind_row(binder *b, const mx_weight_row *r, int32_t il) {
     bw->present = true;
     bw->fix = b->gguf ? r->fix_gguf : r->fix_hf;
     uint64_t n = (uint64_t)bw->view.n_rows * row_bytes;
-    b->m->bytes_by_type[bw->view.fmt.dtype] += n;
+    count_format(b->m, bw->view.fmt, n);
     b->m->weight_bytes += n;
     b->m->n_params += (uint64_t)(bw->view.n_rows * bw->view.n_cols);
-    if (r->slot == MX_W_DOWN || (r->slot == MX_W_GATE && il == 0)) b->m->main_fmt = bw->view.fmt;
     return MX_OK;
 }
 

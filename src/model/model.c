@@ -100,6 +100,45 @@ void mx_model_close(mx_model *m) {
     mx_free(m);
 }
 
+// general.file_type of a GGUF file: what its maker calls the mixture. NULL: unknown, or none.
+static const char *file_type(const mx_weights *w) {
+    static const char *const names[] = {
+        [0] = "f32",     [1] = "f16",     [2] = "q4_0",    [3] = "q4_1",    [7] = "q8_0",
+        [8] = "q5_0",    [9] = "q5_1",    [10] = "q2_k",   [11] = "q3_k_s", [12] = "q3_k_m",
+        [13] = "q3_k_l", [14] = "q4_k_s", [15] = "q4_k_m", [16] = "q5_k_s", [17] = "q5_k_m",
+        [18] = "q6_k",   [32] = "bf16"};
+    enum { GUESSED = 1024 };
+    int64_t v;
+    if (w->container != MX_CONTAINER_GGUF || !mx_gguf_get_i64(w, "general.file_type", &v))
+        return NULL;
+    v &= ~(int64_t)GUESSED;
+    return v >= 0 && v < (int64_t)MX_COUNT(names) ? names[v] : NULL;
+}
+
+// "gguf q4_k_m, most bytes q8_0": what the file calls itself, else the format that most bytes have;
+// and what the first does not say.
+static void describe_format(const mx_model *m, char *out, size_t cap) {
+    const char *from = m->weights->made                             ? "synthetic"
+                       : m->weights->container == MX_CONTAINER_GGUF ? "gguf"
+                                                                    : "safetensors";
+    int32_t best = 0;
+    uint64_t all = 0;
+    for (int32_t i = 0; i < m->n_formats; i++) {
+        all += m->formats[i].bytes;
+        if (m->formats[i].bytes > m->formats[best].bytes) best = i;
+    }
+    char most[32];
+    mx_wfmt_name(m->formats[best].fmt, most, sizeof most);
+    const char *type = file_type(m->weights);
+    if (!type)
+        snprintf(out, cap, "%s %s%s", from, most,
+                 m->formats[best].bytes < all - all / 20 ? ", mixed" : "");
+    else if (strncmp(type, most, strlen(most)) == 0)
+        snprintf(out, cap, "%s %s", from, type);
+    else
+        snprintf(out, cap, "%s %s, most bytes %s", from, type, most);
+}
+
 void mx_model_get_info(const mx_model *m, mx_model_info *out) {
     *out = (mx_model_info){.family = m->family,
                            .hp = &m->hp,
@@ -112,10 +151,7 @@ void mx_model_get_info(const mx_model *m, mx_model_info *out) {
     const json_t *type = config ? mx_config_get(config, "model_type") : NULL;
     if (json_is_string(type)) out->model_type = json_string_value(type);
     if (config) out->n_routed_experts = mx_config_routed_experts(config);
-    char fmt[40];
-    const char *from = m->weights->container == MX_CONTAINER_GGUF ? "gguf" : "safetensors";
-    snprintf(out->format, sizeof out->format, "%s %s", m->weights->made ? "synthetic" : from,
-             mx_wfmt_name(m->main_fmt, fmt, sizeof fmt));
+    describe_format(m, out->format, sizeof out->format);
 }
 
 void mx_model_get_load_stats(const mx_model *m, mx_load_stats *out) {

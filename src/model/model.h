@@ -9,7 +9,7 @@ typedef struct mx_model mx_model;
 typedef struct mx_model_info {
     const mx_family *family;
     const mx_hparams *hp;
-    char format[64];       // "gguf q4_1", "safetensors affine4 g64 bf16", …: of most weight bytes
+    char format[64];       // "gguf q4_1", "gguf q4_k_m, most bytes q8_0", "safetensors bf16, mixed"
     uint64_t weight_bytes; // resident
     uint64_t n_params;
     int32_t n_kv_groups;

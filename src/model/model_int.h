@@ -34,8 +34,11 @@ struct mx_model {
     int32_t n_towers;
     mx_load_stats load;
     uint64_t n_params, weight_bytes;
-    uint64_t bytes_by_type[MX_DTYPE_COUNT];
-    mx_wfmt main_fmt;
+    struct {
+        mx_wfmt fmt;
+        uint64_t bytes;
+    } formats[16]; // of its weights; more than so many are not told apart
+    int32_t n_formats;
     mx_arena arena;
 };
 

@@ -12,6 +12,7 @@ typedef struct tiny_opts { // zero means the default
     int32_t d_ff;          // 96
     int32_t max_ctx;       // 512
     mx_dtype type;         // F32 (the zero value): of the matrices
+    uint32_t file_type;    // what the file says of itself, when not 0
     const char *chat_template;
     bool suggests; // sampling: temperature 0.25, top_k 33, min_p out of range
 } tiny_opts;
@@ -109,6 +110,7 @@ static inline void tiny_write(const char *path, const tiny_opts *o) {
     ckpt_kv_f32(&c, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
     ckpt_kv_f32(&c, "llama.rope.freq_base", 10000.0f);
     tiny_vocab(&c);
+    if (o->file_type) ckpt_kv_u32(&c, "general.file_type", o->file_type);
     if (o->chat_template) ckpt_kv_str(&c, "tokenizer.chat_template", o->chat_template);
     if (o->suggests) {
         ckpt_kv_f32(&c, "general.sampling.temp", 0.25f);
