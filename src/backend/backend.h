@@ -17,8 +17,9 @@ typedef struct mx_backend_facts {
     int32_t n_threads;    // CPU
     int32_t n_sm;         // CUDA
     uint64_t memory_bytes, available_bytes;
-    bool host_memory; // buffers are host memory: map works, nothing is copied
-    bool bucket_rows; // plans are recorded for row buckets, not exact rows
+    uint64_t upload_bytes; // of it, taken while weights are loaded
+    bool host_memory;      // buffers are host memory: map works, nothing is copied
+    bool bucket_rows;      // plans are recorded for row buckets, not exact rows
     // A row's result depends on its own sequence only: not on other rows, their number, or how the
     // sequence was cut into steps.
     bool deterministic;

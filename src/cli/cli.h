@@ -143,17 +143,28 @@ int cli_prompt_make(cli_session *s, const cli_options *o, mx_str text, cli_promp
 
 typedef struct cli_estimate {
     uint64_t weights_bytes, kv_bytes, kv_token_bytes, activation_bytes, overhead_bytes;
+    uint64_t cache_bytes;   // cached prompts, beside kv_bytes
+    uint64_t staging_bytes; // of a GPU's loading, beyond what KV and activations take afterwards
     uint64_t total_bytes, budget_bytes;
-    int64_t ctx; // rounded up to 256
+    char device[128]; // whose memory the budget is; "" the host's
+    int64_t ctx;      // rounded up to 256
     int64_t batch;
     double factor;
     bool fits, limited; // limited: MLXCEL_MEMORY_LIMIT is below what is free
     char quant[64];     // element types of most bytes
     const char *kv_type;
 } cli_estimate;
-// ctx 0: the model's, at most 8192.
-mx_status cli_estimate_make(cli_estimate *e, const mx_weights *w, int64_t ctx, int64_t batch,
-                            const char *kv_type, mx_err *err);
+typedef struct cli_estimate_for {
+    int64_t ctx, batch; // ctx 0: the model's, at most 8192
+    const char *kv_type;
+    uint64_t kv_budget_bytes; // 0: room for batch full contexts; else KV and cached prompts in it
+    uint64_t cache_bytes;
+} cli_estimate_for;
+// Compared with the host's memory.
+mx_status cli_estimate_make(cli_estimate *e, const mx_weights *w, const cli_estimate_for *what,
+                            mx_err *err);
+// Compared with the GPU's, if `device` (as in --device) is one: it is opened for that.
+mx_status cli_estimate_device(cli_estimate *e, const char *device, mx_err *err);
 void cli_estimate_banner(const cli_estimate *e, const char *model, mx_buf *out);
 json_t *cli_estimate_json(const cli_estimate *e);
 // "1.23 GiB (N bytes)"

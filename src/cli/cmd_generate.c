@@ -30,7 +30,9 @@ static int estimate_only(const cli_options *o) {
     cli_estimate e;
     mx_status st = mx_weights_open(&w, path, &err);
     if (st == MX_OK) {
-        st = cli_estimate_make(&e, &w, o->ctx_size, 1, o->kv_type, &err);
+        cli_estimate_for what = {.ctx = o->ctx_size, .batch = 1, .kv_type = o->kv_type};
+        st = cli_estimate_make(&e, &w, &what, &err);
+        if (st == MX_OK) st = cli_estimate_device(&e, o->device, &err);
         mx_weights_close(&w);
     }
     int code = st == MX_OK ? CLI_EXIT_OK : cli_fail(o, CLI_EXIT_LOAD, "%s", err.msg);

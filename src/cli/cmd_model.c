@@ -147,7 +147,9 @@ static mx_status inspect_model(const cli_options *o, inspected *x, mx_backend **
         x->count[x->w->tensors[i].dtype]++;
         x->bytes[x->w->tensors[i].dtype] += x->w->tensors[i].n_bytes;
     }
-    return cli_estimate_make(&x->estimate, x->w, o->max_tokens, o->batch, o->kv_type, err);
+    cli_estimate_for what = {.ctx = o->max_tokens, .batch = o->batch, .kv_type = o->kv_type};
+    MX_TRY(cli_estimate_make(&x->estimate, x->w, &what, err));
+    return cli_estimate_device(&x->estimate, o->device, err);
 }
 
 int cli_inspect(const cli_options *o) {

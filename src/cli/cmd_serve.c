@@ -81,19 +81,18 @@ static bool fits(const cli_options *o, const char *path, const mlxcel_params *p,
     if (o->force || mx_device_gpus(o->device) > 0) return true; // a GPU: the engine compares
     mx_status st = mx_weights_open(&w, path, &err);
     if (st == MX_OK) {
-        st = cli_estimate_make(&e, &w, p->ctx_size, p->max_batch, p->kv_type, &err);
+        cli_estimate_for what = {.ctx = p->ctx_size,
+                                 .batch = p->max_batch,
+                                 .kv_type = p->kv_type,
+                                 .kv_budget_bytes = p->kv_budget_bytes,
+                                 .cache_bytes = p->prefix_cache_bytes};
+        st = cli_estimate_make(&e, &w, &what, &err);
         mx_weights_close(&w);
     }
     if (st != MX_OK) {
         *code = cli_fail(o, CLI_EXIT_LOAD, "%s", err.msg);
         return false;
     }
-    // a KV budget stands in for the full contexts
-    if (p->kv_budget_bytes && p->kv_budget_bytes < e.kv_bytes) {
-        e.total_bytes -= e.kv_bytes - p->kv_budget_bytes;
-    }
-    e.total_bytes += p->prefix_cache_bytes;
-    e.fits = e.total_bytes <= e.budget_bytes;
     if (e.fits) return true;
     mx_buf b;
     mx_buf_init(&b, 0);

@@ -5,6 +5,7 @@
 #include "base/knobs.h"
 #include "base/mem.h"
 #include "base/os.h"
+#include "engine/device.h"
 #include "model/model.h"
 
 #include <stdio.h>
@@ -103,8 +104,35 @@ static int64_t round_up(int64_t n, int64_t to) {
     return (n + to - 1) / to * to;
 }
 
-mx_status cli_estimate_make(cli_estimate *e, const mx_weights *w, int64_t ctx, int64_t batch,
-                            const char *kv_type, mx_err *err) {
+static void compare(cli_estimate *e, uint64_t available) {
+    uint64_t limit = mx_knob_size(MX_KNOB_MEMORY_LIMIT, UINT64_MAX);
+    e->total_bytes = e->weights_bytes + e->kv_bytes + e->cache_bytes + e->activation_bytes +
+                     e->staging_bytes + e->overhead_bytes;
+    e->limited = limit < available;
+    e->budget_bytes = MX_MIN(limit, available);
+    e->fits = e->total_bytes <= e->budget_bytes;
+}
+
+mx_status cli_estimate_device(cli_estimate *e, const char *device, mx_err *err) {
+    const char *want = device && device[0] ? device : mx_knob_text(MX_KNOB_DEVICE);
+    if (strcmp(want, "cpu") == 0 || (!want[0] && mx_device_gpus(NULL) <= 0)) return MX_OK;
+    mx_backend *b = NULL;
+    MX_TRY(mx_device_open(&(mx_device_options){.want = device}, &b, err));
+    mx_backend_facts f;
+    b->ops->facts(b, &f);
+    b->ops->close(b);
+    if (f.host_memory) return MX_OK;
+    uint64_t later = e->kv_bytes + e->cache_bytes + e->activation_bytes;
+    e->staging_bytes = f.upload_bytes > later ? f.upload_bytes - later : 0;
+    snprintf(e->device, sizeof e->device, "%s", f.device);
+    compare(e, f.available_bytes);
+    return MX_OK;
+}
+
+mx_status cli_estimate_make(cli_estimate *e, const mx_weights *w, const cli_estimate_for *what,
+                            mx_err *err) {
+    int64_t ctx = what->ctx, batch = what->batch;
+    const char *kv_type = what->kv_type;
     *e = (cli_estimate){.batch = batch, .factor = mx_knob_float(MX_KNOB_HEADROOM_FACTOR)};
     mx_arena a;
     mx_arena_init(&a, 0);
@@ -125,18 +153,18 @@ mx_status cli_estimate_make(cli_estimate *e, const mx_weights *w, int64_t ctx, i
     e->weights_bytes = tensor_bytes(w);
     e->kv_token_bytes = mx_kv_token_bytes(&spec);
     e->kv_bytes = mx_kv_pool_bytes(&spec);
+    e->cache_bytes = what->cache_bytes;
+    if (what->kv_budget_bytes) { // stands in for the full contexts, and holds the cache too
+        e->kv_bytes = MX_MIN(e->kv_bytes, what->kv_budget_bytes);
+        e->cache_bytes = MX_MIN(e->cache_bytes, what->kv_budget_bytes - e->kv_bytes);
+    }
     double rows = (double)batch * (double)spec.max_chunk;
     double act =
         mx_knob_float(MX_KNOB_ACTIVATION_MULT) * rows * (double)(hp.d_model + hp.d_ff) * 2 +
         (double)batch * (double)hp.n_vocab * 2;
     e->activation_bytes = (uint64_t)act;
     e->overhead_bytes = (uint64_t)((e->factor - 1) * (double)(e->weights_bytes + e->kv_bytes));
-    e->total_bytes = e->weights_bytes + e->kv_bytes + e->activation_bytes + e->overhead_bytes;
-    uint64_t limit = mx_knob_size(MX_KNOB_MEMORY_LIMIT, UINT64_MAX);
-    e->budget_bytes = mx_mem_available_bytes();
-    e->limited = limit < e->budget_bytes;
-    if (e->limited) e->budget_bytes = limit;
-    e->fits = e->total_bytes <= e->budget_bytes;
+    compare(e, mx_mem_available_bytes());
     describe_quant(w, e->quant, sizeof e->quant);
     return MX_OK;
 }
@@ -169,12 +197,17 @@ void cli_estimate_banner(const cli_estimate *e, const char *model, mx_buf *out) 
              (long long)e->ctx);
     banner_size("KV cache:", e->kv_bytes, detail, out);
     banner_size("  per token:", e->kv_token_bytes, "", out);
+    if (e->cache_bytes) banner_size("Prompt cache:", e->cache_bytes, "", out);
     banner_size("Activation:", e->activation_bytes, "", out);
+    if (e->staging_bytes)
+        banner_size("Staging:", e->staging_bytes, " (while weights are loaded)", out);
     snprintf(detail, sizeof detail, " (%.2f x (weights + KV) - 1)", e->factor);
     banner_size("Allocator ovhd:", e->overhead_bytes, detail, out);
     mx_buf_puts(out, "-----------------------\n");
     banner_size("Total estimate:", e->total_bytes, "", out);
-    banner_size("Available:", e->budget_bytes, e->limited ? " (MLXCEL_MEMORY_LIMIT)" : "", out);
+    snprintf(detail, sizeof detail, "%s%.80s%s", e->device[0] ? " (" : "", e->device,
+             e->device[0] ? ")" : "");
+    banner_size("Available:", e->budget_bytes, e->limited ? " (MLXCEL_MEMORY_LIMIT)" : detail, out);
     mx_buf_puts(out, e->fits ? "FITS: " : "DOES NOT FIT: ");
     cli_size_text(e->fits ? e->budget_bytes - e->total_bytes : e->total_bytes - e->budget_bytes,
                   out);
@@ -182,10 +215,12 @@ void cli_estimate_banner(const cli_estimate *e, const char *model, mx_buf *out) 
 }
 
 json_t *cli_estimate_json(const cli_estimate *e) {
-    return json_pack("{s:I, s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:s, s:b}", "weights_bytes",
-                     (json_int_t)e->weights_bytes, "kv_bytes_total", (json_int_t)e->kv_bytes,
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:s, s:b}",
+                     "weights_bytes", (json_int_t)e->weights_bytes, "kv_bytes_total",
+                     (json_int_t)e->kv_bytes, "prompt_cache_bytes", (json_int_t)e->cache_bytes,
                      "activation_bytes", (json_int_t)e->activation_bytes, "backend_inflight_bytes",
-                     0, "headroom_bytes", (json_int_t)e->overhead_bytes, "total_bytes",
-                     (json_int_t)e->total_bytes, "budget_bytes", (json_int_t)e->budget_bytes,
+                     (json_int_t)e->staging_bytes, "headroom_bytes", (json_int_t)e->overhead_bytes,
+                     "total_bytes", (json_int_t)e->total_bytes, "budget_bytes",
+                     (json_int_t)e->budget_bytes, "device", e->device[0] ? e->device : "cpu",
                      "context", (json_int_t)e->ctx, "kv_type", e->kv_type, "fits", e->fits);
 }

@@ -30,7 +30,9 @@ static bool check_memory(const cli_options *o, const char *path, const mlxcel_pa
         cli_fail(o, CLI_EXIT_LOAD, "%s", err.msg);
         return false;
     }
-    mx_status st = cli_estimate_make(e, &w, p->ctx_size, MX_MAX(p->max_batch, 1), o->kv_type, &err);
+    cli_estimate_for what = {
+        .ctx = p->ctx_size, .batch = MX_MAX(p->max_batch, 1), .kv_type = o->kv_type};
+    mx_status st = cli_estimate_make(e, &w, &what, &err);
     mx_weights_close(&w);
     if (st != MX_OK) {
         cli_fail(o, CLI_EXIT_LOAD, "%s", err.msg);

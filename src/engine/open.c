@@ -139,7 +139,22 @@ static mx_status choose_sizes(mlxcel_engine *e, const mx_hparams *hp, mx_kv_spec
     return MX_OK;
 }
 
-// weights: bytes that are still to be made resident.
+// Temporaries of the largest step, and its logits: about so much, the encoder knows better once it
+// has placed them.
+static uint64_t scratch_bytes(const mlxcel_engine *e) {
+    const mlxcel_params *p = &e->params;
+    mx_model_info m;
+    mx_model_get_info(e->model, &m);
+    bool slow = e->chunk.measure && e->facts.host_memory; // its chunk may become any size
+    int32_t chunk = slow ? 32 : p->prefill_chunk;
+    uint64_t rows = (uint64_t)MX_MAX(chunk, p->max_batch) + (uint64_t)p->max_batch;
+    uint64_t out = (uint64_t)MX_MAX(p->max_batch, 32);
+    return 4 * (2 * rows * (uint64_t)(m.hp->d_model + m.hp->d_ff) +
+                MX_STEP_SLOTS * out * (uint64_t)m.hp->n_vocab);
+}
+
+// weights: bytes that are still to be made resident. What uploading them takes is given back before
+// the KV cache is made, unless they come later.
 static mx_status check_memory(mlxcel_engine *e, const mx_kv_spec *spec, uint64_t weights,
                               mx_err *err) {
     if (e->params.skip_memory_check) return MX_OK;
@@ -147,18 +162,29 @@ static mx_status check_memory(mlxcel_engine *e, const mx_kv_spec *spec, uint64_t
     e->backend->ops->facts(e->backend, &f);
     uint64_t limit = mx_knob_size(MX_KNOB_MEMORY_LIMIT, UINT64_MAX);
     uint64_t have = MX_MIN(limit, f.available_bytes), kv = mx_kv_pool_bytes(spec);
-    if (kv <= have && weights <= have - kv) return MX_OK;
-    char and_weights[64] = "";
+    uint64_t scratch = scratch_bytes(e), staging = weights ? f.upload_bytes : 0, later, need;
+    bool fits = !__builtin_add_overflow(kv, scratch, &later);
+    if (e->params.lazy_weights)
+        fits = fits && !__builtin_add_overflow(later, staging, &later);
+    else
+        later = MX_MAX(later, staging);
+    fits = fits && !__builtin_add_overflow(later, weights, &need) && need <= have;
+    if (fits) return MX_OK;
+    char of_weights[128] = "";
     if (weights) {
-        snprintf(and_weights, sizeof and_weights, " and weights %llu bytes",
+        snprintf(of_weights, sizeof of_weights, ", weights %llu bytes",
                  (unsigned long long)weights);
+        size_t n = strlen(of_weights);
+        if (staging)
+            snprintf(of_weights + n, sizeof of_weights - n, ", loading them %llu bytes",
+                     (unsigned long long)staging);
     }
     return mx_err_set(err, MX_NOMEM,
-                      "KV cache %llu bytes%s%s: more than the %llu bytes available; lower "
-                      "--ctx-size or the batch",
-                      (unsigned long long)kv, and_weights,
-                      limit != UINT64_MAX ? " (MLXCEL_MEMORY_LIMIT)" : "",
-                      (unsigned long long)have);
+                      "KV cache %llu bytes, scratch about %llu bytes%s: more than the %llu bytes "
+                      "available%s; lower --ctx-size, the batch or the prefill chunk",
+                      (unsigned long long)kv, (unsigned long long)scratch, of_weights,
+                      (unsigned long long)have,
+                      limit != UINT64_MAX ? " (MLXCEL_MEMORY_LIMIT)" : "");
 }
 
 // A device's memory is planned before anything is put there; weights that the host maps are in the

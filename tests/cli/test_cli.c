@@ -511,6 +511,22 @@ static void input_without_an_end(void **state) {
     expect(&p, 1, "", "/dev/zero: longer than a prompt can be");
 }
 
+// serve has a prompt cache; a KV budget holds both.
+static void estimates_have_every_part(void **state) {
+    (void)state;
+    env_name = "MLXCEL_MEMORY_LIMIT", env_value = "100M";
+    run(&p, "serve -m %s --port 0 --prompt-cache-bytes 200M", model);
+    expect(&p, 3, "", "does not fit");
+    assert_non_null(strstr(p.err_text, "Prompt cache:   200.00 MiB (209715200 bytes)"));
+    env_name = "MLXCEL_MEMORY_LIMIT", env_value = "20M";
+    run(&p, "serve -m %s --port 0 --prompt-cache-bytes 9M --kv-cache-budget 69M -c 65536", model);
+    expect(&p, 3, "", "does not fit");
+    assert_non_null(strstr(p.err_text, "KV cache:       64.00 MiB"));
+    assert_non_null(strstr(p.err_text, "Prompt cache:   5.00 MiB"));
+    run(&p, "inspect %s --device tpu", model);
+    expect(&p, 3, "", "device 'tpu'");
+}
+
 static void json_of_inspect_and_estimate(void **state) {
     (void)state;
     run(&p, "inspect %s", model);
@@ -527,8 +543,9 @@ static void json_of_inspect_and_estimate(void **state) {
     assert_int_equal(json_integer_value(json_object_get(memory, "kv_bytes_total")),
                      2 * 2 * 2 * 16 * 2 * 8192);
     static const char *const keys[] = {
-        "weights_bytes",  "activation_bytes", "backend_inflight_bytes",
-        "headroom_bytes", "total_bytes",      "budget_bytes"};
+        "weights_bytes",      "activation_bytes", "backend_inflight_bytes",
+        "prompt_cache_bytes", "headroom_bytes",   "total_bytes",
+        "budget_bytes"};
     for (size_t i = 0; i < MX_COUNT(keys); i++) {
         assert_true(json_is_integer(json_object_get(memory, keys[i])));
     }
@@ -537,6 +554,35 @@ static void json_of_inspect_and_estimate(void **state) {
     expect(&p, 0, NULL, NULL);
     assert_non_null(strstr(p.out_text, "=== Memory Estimate ==="));
     assert_non_null(strstr(p.out_text, "FITS: "));
+}
+
+// A file's own name for its mixture, and what most bytes are where that is something else.
+static void formats_are_named(void **state) {
+    (void)state;
+    static const struct {
+        mx_dtype type;
+        uint32_t file_type;
+        int32_t d_model;
+        const char *format;
+    } cases[] = {
+        {MX_Q4_1, 3, 64, "gguf q4_1"},       {MX_Q4_1, 1024 + 3, 64, "gguf q4_1"},
+        {MX_Q4_K, 15, 256, "gguf q4_k_m"},   {MX_Q8_0, 15, 64, "gguf q4_k_m, most bytes q8_0"},
+        {MX_F32, 0, 64, "gguf f32"},         {MX_Q8_0, 9999, 1024, "gguf q8_0"},
+        {MX_Q4_0, 0, 32, "gguf q4_0, mixed"}}; // its norms are f32, and many
+    char *path = mx_path_join(dir, "format.gguf");
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        tiny_write(path, &(tiny_opts){.type = cases[i].type,
+                                      .file_type = cases[i].file_type,
+                                      .n_layer = cases[i].d_model == 32 ? 20 : 2,
+                                      .d_model = cases[i].d_model,
+                                      .d_ff = cases[i].d_model});
+        run(&p, "inspect %s --json", path);
+        expect(&p, 0, NULL, NULL);
+        json_t *j = json_loads(p.out_text, 0, NULL);
+        assert_string_equal(json_string_value(json_object_get(j, "format")), cases[i].format);
+        json_decref(j);
+    }
+    mx_free(path);
 }
 
 static void json_of_bench(void **state) {
@@ -922,6 +968,7 @@ int main(void) {
         cmocka_unit_test(output_that_nobody_reads),
         cmocka_unit_test(json_of_generate),
         cmocka_unit_test(json_of_inspect_and_estimate),
+        cmocka_unit_test(estimates_have_every_part),
         cmocka_unit_test(json_of_a_path_that_is_no_text),
         cmocka_unit_test(texts_that_are_no_utf8),
         cmocka_unit_test(a_model_without_finite_logits),
@@ -929,6 +976,7 @@ int main(void) {
         cmocka_unit_test(a_small_stack_limit),
         cmocka_unit_test(a_model_file_that_becomes_shorter),
         cmocka_unit_test(input_without_an_end),
+        cmocka_unit_test(formats_are_named),
         cmocka_unit_test(json_of_bench),
         cmocka_unit_test(tokenize_lines),
         cmocka_unit_test(tokenizer_only),

@@ -65,6 +65,7 @@ static void get_facts(mx_backend *base, mx_backend_facts *out) {
     size_t avail = 0, total = 0;
     if (cuda_use(b) == CUDA_SUCCESS) cuda_d.cuMemGetInfo(&avail, &total);
     out->available_bytes = avail;
+    out->upload_bytes = CUDA_STAGES * b->stage_bytes;
     out->memory_bytes = total;
 }
 
