@@ -276,4 +276,7 @@ void mx_server_markdown(mx_buf *b) {
         mx_buf_printf(b, "\n## Fields of %s\n\n", titles[i]);
         fields_markdown(b, apis[i]);
     }
+    mx_buf_puts(b, "\n## Metrics\n\nOf `/metrics`, with `--metrics`. `/v1/stats` has the engine's "
+                   "as JSON, always.\n\n");
+    metrics_markdown(b);
 }

@@ -400,6 +400,9 @@ void handle_openapi(srv_req *q);
 void handle_count(srv_req *q);
 void handle_unsupported(srv_req *q);
 void handle_disabled(srv_req *q);
+
+// metrics.c
 void metrics_done(srv *s, const gen *g); // a generation ended
+void metrics_markdown(mx_buf *out);
 
 #endif
