@@ -29,8 +29,11 @@ VEC_FN int32_t mm_i32(const void *p) {
 // 32 columns of codes.
 typedef struct mm_unit {
     const uint8_t *p;
-    int bits, stored; // of a code; how many bits it takes at p: 8 where it was spread
+    int bits;
+    bool spread; // p is what vi_spread wrote
 } mm_unit;
+
+enum { MM_SPREAD = 8 * CPU_VEC, MM_SPREAD_BYTES = 2 * MM_SPREAD + CPU_VEC };
 
 // Where the planes of a unit start.
 VEC_FN const uint8_t *mm_plane2(const uint8_t *unit, int bits) {
@@ -299,14 +302,14 @@ VEC_FN __m256i mm_code(const uint8_t *unit, int bits, int j) {
 // 8 bits (32,512).
 VEC_FN void mm_dot_quads(vi *dot, int n_tok, const mm_unit *unit, int h0, int h1, const uint8_t *x,
                          size_t xs) {
-    const int bits = unit->bits;
+    const int bits = unit->bits, stored = unit->spread ? 8 : bits;
     const __m256i one = _mm256_set1_epi16(1);
     const int n = 4 * (h1 - h0), most = bits <= 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
     const int run = most < n ? most : n;
     vi s[VI_BLOCK];
     MM_UNROLL for (int i = 0; i < n; i++) {
-        __m256i qa = mm_code(unit->p, unit->stored, 4 * h0 + i);
-        __m256i qb = mm_code(unit->p + 32, unit->stored, 4 * h0 + i);
+        __m256i qa = mm_code(unit->p, stored, 4 * h0 + i);
+        __m256i qb = mm_code(unit->p + 32, stored, 4 * h0 + i);
         MM_UNROLL for (int t = 0; t < n_tok; t++) {
             __m256i b = _mm256_set1_epi32(mm_i32(x + (size_t)t * xs + 4 * i));
             __m256i pa = mm_pairs(qa, b, bits), pb = mm_pairs(qb, b, bits);
@@ -322,13 +325,64 @@ VEC_FN void mm_dot_quads(vi *dot, int n_tok, const mm_unit *unit, int h0, int h1
     }
 }
 
-// Spreads codes to a byte each.
-VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) {
-    MM_UNROLL for (int j = 0; j < 8; j++) {
-        MM_UNROLL for (int k = 0; k < 2; k++) {
-            __m256i v = mm_code(unit + 32 * k, bits, j);
-            _mm256_storeu_si256((__m256i *)(q + CPU_VEC * j + 32 * k), v);
+VEC_FN void mm_store(uint8_t *p, __m256i v) {
+    _mm256_storeu_si256((__m256i *)p, v);
+}
+
+// 8-bit codes w, centred, as |w|, then masks of the negative ones, then the sum of the negative |w|
+// of each row: w * x = |w| * (x ^ mask), and |w| where w is negative.
+VEC_FN void mm_spread_bytes(uint8_t *q, const uint8_t *unit) {
+    const __m256i one8 = _mm256_set1_epi8(1), one = _mm256_set1_epi16(1);
+    MM_UNROLL for (int k = 0; k < 2; k++) {
+        __m256i sum = _mm256_setzero_si256();
+        MM_UNROLL for (int j = 0; j < 8; j++) {
+            __m256i w = mm_load(unit + CPU_VEC * j + 32 * k);
+            w = _mm256_xor_si256(w, _mm256_set1_epi8((char)128));
+            __m256i m = _mm256_cmpgt_epi8(_mm256_setzero_si256(), w), a = _mm256_abs_epi8(w);
+            mm_store(q + CPU_VEC * j + 32 * k, a);
+            mm_store(q + MM_SPREAD + CPU_VEC * j + 32 * k, m);
+            sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(_mm256_and_si256(a, m), one8));
         }
+        mm_store(q + 2 * MM_SPREAD + 32 * k, _mm256_madd_epi16(sum, one));
+    }
+}
+
+VEC_FN __m256i mm_dot_half(__m256i dot, __m256i w, __m256i mask, const uint8_t *x) {
+    __m256i b = _mm256_xor_si256(_mm256_set1_epi32(mm_i32(x)), mask);
+    __m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(w, b), _mm256_set1_epi16(1));
+    dot = _mm256_add_epi32(dot, p);
+    MM_FORGET_VECTOR(dot); // or gcc makes trees of the sums and runs out of registers
+    return dot;
+}
+
+// A pair is at least -2 * 128 * 128, which 16 bits hold.
+VEC_FN void mm_dot_spread_bytes(vi *dot, int n_tok, const uint8_t *q, const uint8_t *x, size_t xs) {
+    MM_UNROLL for (int j = 0; j < 8; j++) {
+        const uint8_t *p = q + CPU_VEC * j, *m = p + MM_SPREAD;
+        __m256i w = mm_load(p), mask = mm_load(m);
+        MM_UNROLL for (int t = 0; t < n_tok; t++) {
+            dot[t].a = mm_dot_half(dot[t].a, w, mask, x + (size_t)t * xs + 4 * j);
+        }
+        w = mm_load(p + 32), mask = mm_load(m + 32);
+        MM_UNROLL for (int t = 0; t < n_tok; t++) {
+            dot[t].b = mm_dot_half(dot[t].b, w, mask, x + (size_t)t * xs + 4 * j);
+        }
+    }
+    MM_UNROLL for (int t = 0; t < n_tok; t++) {
+        dot[t].a = _mm256_add_epi32(dot[t].a, mm_load(q + 2 * MM_SPREAD));
+        dot[t].b = _mm256_add_epi32(dot[t].b, mm_load(q + 2 * MM_SPREAD + 32));
+    }
+}
+
+// Brings a unit into a form that costs least for every row of activations: codes of a byte.
+VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) {
+    if (bits == 8) {
+        mm_spread_bytes(q, unit);
+        return;
+    }
+    MM_UNROLL for (int j = 0; j < 8; j++) {
+        mm_store(q + CPU_VEC * j, mm_code(unit, bits, j));
+        mm_store(q + CPU_VEC * j + 32, mm_code(unit + 32, bits, j));
     }
 }
 
@@ -339,7 +393,10 @@ VEC_FN void vi_dot(vi *dot, int n_tok, const mm_unit *unit, int h, const uint8_t
         mm_dot_quads(dot, n_tok, unit, 1, 2, x, xs);
 }
 VEC_FN void vi_dot_unit(vi *dot, int n_tok, const mm_unit *unit, const uint8_t *x, size_t xs) {
-    mm_dot_quads(dot, n_tok, unit, 0, 2, x, xs);
+    if (unit->bits == 8 && unit->spread)
+        mm_dot_spread_bytes(dot, n_tok, unit->p, x, xs);
+    else
+        mm_dot_quads(dot, n_tok, unit, 0, 2, x, xs);
 }
 
 VEC_FN __m256 mm_column(__m256i q, int i, int center) {
