@@ -249,8 +249,9 @@ const char *mlxcel_slow_path(int32_t i, const char **what);
 
 typedef struct mlxcel_stats { // since open
     uint64_t n_requests, n_cancelled, n_errors, n_rejected;
-    // computed; taken from the prompt cache instead; generated
-    uint64_t prompt_tokens, prompt_tokens_cached, decode_tokens;
+    // computed; taken from the prompt cache instead; rows of steps that decoded; tokens chosen (the
+    // first of an answer comes from the prompt's last step)
+    uint64_t prompt_tokens, prompt_tokens_cached, decode_tokens, generated_tokens;
     uint64_t steps_prefill, steps_decode, steps_decode_pipelined, steps_mixed, preemptions;
     uint64_t prefill_grants; // prefill steps while others decoded
     double prefill_s, decode_s;

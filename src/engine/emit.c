@@ -198,6 +198,9 @@ static bool is_end(const mlxcel_engine *e, int32_t id) {
 
 void seq_accept(mlxcel_engine *e, eng_seq *s, int32_t id, const float *logits) {
     mlxcel_request *r = s->req;
+    pthread_mutex_lock(&e->lock);
+    e->stats.generated_tokens++;
+    pthread_mutex_unlock(&e->lock);
     if (r->first_s == 0) {
         r->first_s = mx_now_s();
         r->t.first_token_ms = (r->first_s - r->submitted_s) * 1e3;

@@ -184,6 +184,7 @@ void handle_stats(srv_req *q) {
     mx_buf_printf(&b,
                   "{\"running\":%d,\"queued\":%d,\"prefilling\":%d,\"batch\":%d,"
                   "\"prompt_tokens\":%llu,\"prompt_tokens_cached\":%llu,\"decode_tokens\":%llu,"
+                  "\"generated_tokens\":%llu,"
                   "\"prefill_s\":%.6f,\"decode_s\":%.6f,\"steps_prefill\":%llu,"
                   "\"steps_decode\":%llu,\"steps_mixed\":%llu,\"buffers_prefill\":%llu,"
                   "\"buffers_decode\":%llu,\"cache_hits\":%llu,\"cache_misses\":%llu,"
@@ -191,13 +192,13 @@ void handle_stats(srv_req *q) {
                   "\"arena_bytes\":%llu,\"peak_bytes\":%llu}",
                   st.n_running, st.n_queued, st.n_prefilling, q->s->info.max_batch,
                   (unsigned long long)st.prompt_tokens, (unsigned long long)st.prompt_tokens_cached,
-                  (unsigned long long)st.decode_tokens, st.prefill_s, st.decode_s,
-                  (unsigned long long)st.steps_prefill, (unsigned long long)st.steps_decode,
-                  (unsigned long long)st.steps_mixed, (unsigned long long)st.buffers_prefill,
-                  (unsigned long long)st.buffers_decode, (unsigned long long)st.cache_hits,
-                  (unsigned long long)st.cache_misses, (unsigned long long)st.n_requests,
-                  (unsigned long long)st.n_cancelled, (unsigned long long)st.kv_pages,
-                  (unsigned long long)st.kv_pages_free, (unsigned long long)st.arena_bytes,
-                  (unsigned long long)st.peak_bytes);
+                  (unsigned long long)st.decode_tokens, (unsigned long long)st.generated_tokens,
+                  st.prefill_s, st.decode_s, (unsigned long long)st.steps_prefill,
+                  (unsigned long long)st.steps_decode, (unsigned long long)st.steps_mixed,
+                  (unsigned long long)st.buffers_prefill, (unsigned long long)st.buffers_decode,
+                  (unsigned long long)st.cache_hits, (unsigned long long)st.cache_misses,
+                  (unsigned long long)st.n_requests, (unsigned long long)st.n_cancelled,
+                  (unsigned long long)st.kv_pages, (unsigned long long)st.kv_pages_free,
+                  (unsigned long long)st.arena_bytes, (unsigned long long)st.peak_bytes);
     req_reply_json(q, 200, &b);
 }

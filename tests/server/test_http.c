@@ -819,6 +819,32 @@ static void tokens_are_counted(void **state) {
     json_decref(post_json(S, path, "{}", 400));
 }
 
+// Metrics, /v1/stats and usage count the same tokens.
+static void counters_agree_with_usage(void **state) {
+    (void)state;
+    json_t *before = get_json(S, "/v1/stats", 200);
+    json_t *v = post_json(S, "/v1/completions",
+                          "{\"prompt\":[\"bA\",\"A\"],\"n\":2,\"max_tokens\":3,"
+                          "\"cache_prompt\":false}",
+                          200);
+    json_t *after = get_json(S, "/v1/stats", 200);
+    long long made = int_at(after, "generated_tokens") - int_at(before, "generated_tokens");
+    assert_int_equal(made, 12);
+    assert_int_equal(int_at(v, "usage/completion_tokens"), made);
+    char line[64];
+    reply r = get(S, "/metrics");
+    snprintf(line, sizeof line, "\nllamacpp:tokens_predicted_total %lld\n",
+             int_at(after, "generated_tokens"));
+    assert_non_null(strstr(r.body.data, line));
+    snprintf(line, sizeof line, "\nmlxcel_completion_tokens_total %lld\n",
+             int_at(after, "generated_tokens"));
+    assert_non_null(strstr(r.body.data, line));
+    reply_free(&r);
+    json_decref(before);
+    json_decref(after);
+    json_decref(v);
+}
+
 static void metrics_have_their_names(void **state) {
     (void)state;
     static const char *const names[] = {"llamacpp:prompt_tokens_total",
@@ -961,6 +987,7 @@ int main(void) {
         cmocka_unit_test(routes_of_others_are_named),
         cmocka_unit_test(tokens_are_counted),
         cmocka_unit_test(metrics_have_their_names),
+        cmocka_unit_test(counters_agree_with_usage),
         cmocka_unit_test(long_stop_texts),
         cmocka_unit_test(what_templates_see_has_types),
         cmocka_unit_test(answers_are_bounded),
