@@ -90,8 +90,8 @@ static void *load_main(void *arg) {
         s->knows_thinking = s->info.has_template && knows_thinking(s);
         s->has_mistral_calls = is_one_token(s, "[TOOL_CALLS]");
         s->has_python_tag = is_one_token(s, "<|python_tag|>");
+        atomic_store(&s->ready, true); // who reads that it is ready may ask at once
         say_loaded(s);
-        atomic_store(&s->ready, true);
     } else {
         mx_err_set(&s->load_err, (mx_status)err.status, "%s", err.message);
         atomic_store(&s->failed, true);
