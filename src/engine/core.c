@@ -6,6 +6,7 @@
 #include "base/knobs.h"
 #include "base/mem.h"
 
+#include <math.h>
 #include <string.h>
 
 // ---- Mail --------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ static void end_cancelled(mlxcel_engine *e) {
         if (late) {
             mx_err err = {0};
             mx_err_set(&err, MX_TIMEOUT, "the request's time limit of %g s is over",
-                       r->p.timeout_s);
+                       round(r->p.timeout_s * 1e3) / 1e3);
             request_fail(e, r, &err);
             continue;
         }
