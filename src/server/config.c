@@ -34,6 +34,24 @@ static bool is_names(const char *p) {
     }
 }
 
+// Comma-separated: *, loopback, or what browsers send as Origin (pages in files: null). Nothing:
+// none.
+static bool is_origins(const char *p) {
+    for (;;) {
+        p += strspn(p, ", ");
+        size_t n = strcspn(p, ", ");
+        if (n == 0) return true;
+        mx_str word = {p, n};
+        const char *colon = memchr(p, ':', n);
+        bool origin = colon && colon > p && (size_t)(colon - p) + 3 < n && colon[1] == '/' &&
+                      colon[2] == '/' && !memchr(colon + 3, '/', n - (size_t)(colon - p) - 3);
+        for (size_t i = 0; i < n; i++) origin &= p[i] > 32 && p[i] < 127;
+        bool known = mx_str_is(word, "*") || mx_str_is(word, "loopback") || mx_str_is(word, "null");
+        if (!origin && !known) return false;
+        p += n;
+    }
+}
+
 // A key of the answers beside those they have.
 static bool is_alias_field(const char *p) {
     static const char *const taken[] = {"role",    "content",    "reasoning_content",
@@ -79,6 +97,11 @@ mx_status config_check(srv *s, mx_err *err) {
         return refuse("--reasoning-alias-field",
                       "none, or a name of letters, digits and _ that messages do not have yet",
                       c->reasoning_alias, err);
+    }
+    if (!is_origins(c->cors_origins)) {
+        return refuse("--cors-origins",
+                      "origins such as https://name:port, *, loopback or none, comma-separated",
+                      c->cors_origins, err);
     }
     if (c->chat_template_kwargs) MX_TRY(read_template_kwargs(s, err));
     return gate_load_keys(s, err);

@@ -105,13 +105,29 @@ static void *load_main(void *arg) {
 
 // ---- Names ----
 
+// "a, b" without the blanks beside commas.
+static char *without_blanks(const char *names) {
+    char *out = mx_strdup(names), *to = out;
+    for (const char *p = names; *p;) {
+        p += strspn(p, " ");
+        size_t n = strcspn(p, ","), keep = n;
+        while (keep && p[keep - 1] == ' ') keep--;
+        memmove(to, p, keep);
+        to += keep;
+        p += n;
+        if (*p) *to++ = *p++;
+    }
+    *to = 0;
+    return out;
+}
+
 static void set_names(srv *s) {
     const char *alias = s->c->alias;
     if (alias && alias[0]) {
-        size_t n = strcspn(alias, ",");
-        s->model_name = mx_strdup(alias);
+        s->model_name = without_blanks(alias);
+        size_t n = strcspn(s->model_name, ",");
+        s->model_names = mx_strdup(s->model_name[n] ? s->model_name + n + 1 : "");
         s->model_name[n] = 0;
-        s->model_names = mx_strdup(alias[n] ? alias + n + 1 : "");
         return;
     }
     const char *path = s->c->engine.model, *end = path + strlen(path);

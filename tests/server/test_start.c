@@ -40,7 +40,11 @@ static void bad_flags(void **state) {
 
 static void texts_of_flags(void **state) {
     (void)state;
-    static const char *const args[] = {"--api-prefix=x/",
+    static const char *const args[] = {"--cors-origins=ui.example",
+                                       "--cors-origins=https://a,b",
+                                       "--cors-origins=https://",
+                                       "--cors-origins=https://a/",
+                                       "--api-prefix=x/",
                                        "--api-prefix=llm",
                                        "--api-prefix=/llm/",
                                        "--api-prefix=/",
@@ -80,6 +84,20 @@ static void texts_of_flags(void **state) {
     setenv("LLAMA_API_KEY", " , ", 1);
     refused("", "LLAMA_API_KEY: no key");
     unsetenv("LLAMA_API_KEY");
+}
+
+static void names_may_have_blanks_beside_commas(void **state) {
+    (void)state;
+    server s = {0};
+    setenv("LLAMA_ARG_ALIAS", " a , b b,c", 1);
+    server_start(&s, dir, model, "--cors-origins=https://a:1,*,loopback");
+    unsetenv("LLAMA_ARG_ALIAS");
+    json_t *v = get_json(&s, "/v1/models", 200);
+    assert_string_equal(text_at(v, "data/0/id"), "a");
+    assert_string_equal(text_at(v, "data/1/id"), "b b");
+    assert_string_equal(text_at(v, "data/2/id"), "c");
+    json_decref(v);
+    server_stop(&s);
 }
 
 static void keys_are_not_shown(void **state) {
@@ -188,6 +206,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_flags),
         cmocka_unit_test(texts_of_flags),
+        cmocka_unit_test(names_may_have_blanks_beside_commas),
         cmocka_unit_test(keys_are_not_shown),
         cmocka_unit_test(files_of_keys),
         cmocka_unit_test(a_socket_that_does_not_accept),
