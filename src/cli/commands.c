@@ -289,6 +289,9 @@ int mx_cli_main(int argc, char *const *argv, void (*end_now)(int code)) {
     cli_signals_defer(serves); // a server ends with 0, however early it is asked to
     cli_term_init(end_now);
     set_log_level();
+    if (is_server && argc == 2 && strcmp(argv[1], "--version") == 0) {
+        return cli_finish(global_flag(argv[1]));
+    }
     if (is_server) {
         return cli_finish(run_command(&cli_commands[CLI_SERVE], argc - 1, argv + 1));
     }

@@ -192,7 +192,12 @@ static void variables_are_flags(void **state) {
     setenv("LLAMA_ARG_FLASH_ATTN", "0", 1); // refused only when it asks for something
     setenv("LLAMA_ARG_ENDPOINT_SLOTS", "0", 1);
     mx_knobs_reload();
-    cli_options o = good("serve", "--min-p 0.25");
+    cli_options o = good("serve", "-t 3 --offline");
+    assert_int_equal(o.threads, 3);
+    cli_options_free(&o);
+    bad("serve", "-kvu", "-kvu", "one implementation");
+    bad("serve", "--list-devices", "--list-devices", "--device");
+    o = good("serve", "--min-p 0.25");
     assert_true(o.top_k == 7 && o.min_p == 0.25f && o.reuse_port && !o.no_web && o.no_slots);
     assert_true(cli_is_given(&o, offsetof(cli_options, top_k)));
     assert_false(cli_is_given(&o, offsetof(cli_options, top_p)));
