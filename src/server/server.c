@@ -163,7 +163,7 @@ static mx_status start(srv *s, mx_err *err) {
 }
 
 static void wait_drained(srv *s, double seconds) {
-    double until = mx_wall_s() + seconds;
+    double until = mx_now_s() + seconds;
     struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
     pthread_mutex_lock(&s->lock);
     while (s->n_generating > 0 && pthread_cond_timedwait(&s->drained, &s->lock, &t) == 0) continue;
@@ -226,7 +226,11 @@ mx_status mx_server_run(const mx_server_config *c, bool *loading, mx_err *err) {
     s->listen_fd = -1;
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->drained, NULL);
+    pthread_condattr_t attr; // a clock that is set must not change the grace time
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->drained, &attr);
+    pthread_condattr_destroy(&attr);
     set_names(s);
     *loading = false;
     mx_status st = start(s, err);
