@@ -72,7 +72,7 @@ typedef struct mlxcel_info {                  // strings live as long as the eng
     int32_t n_threads, n_vocab, n_layers, ctx_size, ctx_train, max_batch, prefill_chunk;
     int32_t bos, eos; // -1: none
     bool has_template, exact, deterministic;
-    uint64_t n_params, weight_bytes, kv_pool_bytes, kv_token_bytes, arena_bytes;
+    uint64_t n_params, weight_bytes, kv_pool_bytes, kv_token_bytes; // temporaries: mlxcel_stats
     double load_s;
 } mlxcel_info;
 void mlxcel_get_info(const mlxcel_engine *e, mlxcel_info *out);

@@ -55,7 +55,7 @@ static bool on_gpu(const mlxcel_info *i) {
 
 static void say_loaded(const cli_session *s, const cli_estimate *e) {
     const mlxcel_info *i = &s->info;
-    uint64_t used = i->weight_bytes + i->kv_pool_bytes + i->arena_bytes;
+    uint64_t used = i->weight_bytes + i->kv_pool_bytes;
     uint64_t resident = on_gpu(i) ? used : mx_mem_rss_bytes();
     uint64_t peak = on_gpu(i) ? used : mx_mem_peak_rss_bytes();
     if (on_gpu(i))
@@ -69,10 +69,10 @@ static void say_loaded(const cli_session *s, const cli_estimate *e) {
              i->budget_decode, i->budget_decode_sync);
     cli_note("Model loaded in %.3fs (resident: %.2f GB, peak: %.2f GB).", i->load_s,
              (double)resident * 1e-9, (double)peak * 1e-9);
-    cli_note("Memory estimate vs actual: %.2f GB estimated, %.2f GB (weights %.2f, KV cache %.2f, "
-             "scratch %.2f).",
+    cli_note("Memory estimate vs actual: %.2f GB estimated, %.2f GB (weights %.2f, KV cache %.2f; "
+             "temporaries come with the first steps).",
              (double)e->total_bytes * 1e-9, (double)used * 1e-9, (double)i->weight_bytes * 1e-9,
-             (double)i->kv_pool_bytes * 1e-9, (double)i->arena_bytes * 1e-9);
+             (double)i->kv_pool_bytes * 1e-9);
     cli_note("decode path: %s", i->decode_path);
 }
 
