@@ -146,15 +146,6 @@ static bool read_priority(gen *g) {
     return false;
 }
 
-static void count_rejected(srv *s, int status) {
-    pthread_mutex_lock(&s->lock);
-    if (status == MX_BUSY)
-        s->m.rejected_busy++;
-    else
-        s->m.rejected_invalid++;
-    pthread_mutex_unlock(&s->lock);
-}
-
 // One request may not be thousands.
 static bool check_answers(gen *g) {
     if ((int64_t)g->n_jobs * g->o.n <= MAX_ANSWERS) return true;
@@ -186,10 +177,7 @@ bool gen_start(gen *g) {
         q->gen = g;
         return true;
     }
-    if (!q->answered) {
-        count_rejected(q->s, err.status);
-        req_fail(q, &err);
-    }
+    if (!q->answered) req_fail(q, &err);
     gen_free(g);
     return false;
 }

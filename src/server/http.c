@@ -30,6 +30,15 @@ static void free_body(void *p) {
     mx_free(p);
 }
 
+static void count_refusal(const srv_req *q) {
+    srv *s = q->s;
+    if (!q->route || !(q->route->flags & ROUTE_GEN) || q->gen) return;
+    pthread_mutex_lock(&s->lock);
+    s->m.rejected_busy += q->is_busy;
+    s->m.rejected_invalid += q->status >= 400 && q->status < 500;
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void queue(srv_req *q, int status, const char *type, struct MHD_Response *r) {
     MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
     MHD_add_response_header(r, "X-Request-Id", q->id);
@@ -45,6 +54,7 @@ static void queue(srv_req *q, int status, const char *type, struct MHD_Response 
     gate_headers(q, r);
     q->answered = true;
     q->status = status;
+    count_refusal(q);
     if (q->in_lane) { // the library wants it from the connection's own thread
         q->kept = r;
         return;
@@ -125,6 +135,7 @@ void req_error(srv_req *q, int status, const char *code, const char *param, cons
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    q->is_busy = code && strcmp(code, "server_busy") == 0;
     mx_buf b;
     mx_buf_init(&b, 0);
     error_body(&b, status, code, param, text);

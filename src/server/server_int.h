@@ -109,6 +109,7 @@ struct srv_req {
     mx_buf body;
     bool begun, too_large, answered, watched, preflight;
     bool must_close; // the connection ends with the answer
+    bool is_busy;    // refused for want of room
     bool in_lane;    // read, or being read, by the slow lane
     srv_req *lane_next;
     struct MHD_Response *kept; // the slow lane's answer

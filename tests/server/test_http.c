@@ -819,6 +819,20 @@ static void tokens_are_counted(void **state) {
     json_decref(post_json(S, path, "{}", 400));
 }
 
+// Whatever is wrong with them; not those of other routes.
+static void refusals_are_counted(void **state) {
+    (void)state;
+    static const char *const bad[] = {"{", "{\"prompt\":\"A\",\"x\":1}",
+                                      "{\"prompt\":\"A\",\"n\":0}", "{\"prompt\":[]}"};
+    long long before = metric("mlxcel_reject_total{reason=\"invalid\"}");
+    for (size_t i = 0; i < MX_COUNT(bad); i++)
+        json_decref(post_json(S, "/v1/completions", bad[i], 400));
+    json_decref(post_json(S, "/tokenize", "{", 400));
+    json_decref(get_json(S, "/nothing", 404));
+    json_decref(post_json(S, "/v1/completions", "{\"prompt\":\"A\"}", 200));
+    assert_int_equal(metric("mlxcel_reject_total{reason=\"invalid\"}"), before + 4);
+}
+
 // Metrics, /v1/stats and usage count the same tokens.
 static void counters_agree_with_usage(void **state) {
     (void)state;
@@ -988,6 +1002,7 @@ int main(void) {
         cmocka_unit_test(tokens_are_counted),
         cmocka_unit_test(metrics_have_their_names),
         cmocka_unit_test(counters_agree_with_usage),
+        cmocka_unit_test(refusals_are_counted),
         cmocka_unit_test(long_stop_texts),
         cmocka_unit_test(what_templates_see_has_types),
         cmocka_unit_test(answers_are_bounded),
