@@ -46,15 +46,18 @@ PROGRAM := $(if $(MAIN),$(B)/mlxcel)
 # Kernels, built once per instruction set: src/backend/cpu/k_*.c
 KSRC    := $(wildcard src/backend/cpu/k_*.c)
 CSRC    := $(filter-out $(KSRC) $(MAIN),$(SRC))
-ISAS    := scalar $(if $(filter x86_64,$(shell uname -m)),avx2 avx512)
+ISAS    := scalar $(if $(filter x86_64,$(shell uname -m)),avx2 avxvnni avx512)
 FLAGS_scalar := -DMX_ISA=scalar -DMX_ISA_SCALAR=1
 FLAGS_avx2   := -DMX_ISA=avx2 -DMX_ISA_AVX2=1 -mavx2 -mfma -mf16c -mbmi -mbmi2
+FLAGS_avxvnni := $(subst MX_ISA=avx2,MX_ISA=avxvnni,$(FLAGS_avx2)) -DMX_ISA_AVXVNNI=1 -mavxvnni
+KSRC_avxvnni  := $(patsubst %,src/backend/cpu/k_%.c,matmul matmul_int table)
 FLAGS_avx512 := -DMX_ISA=avx512 -DMX_ISA_AVX512=1 -mavx512f -mavx512bw -mavx512dq -mavx512vl
 FLAGS_avx512 += -mavx512vnni -mfma -mf16c -mbmi -mbmi2
 KOPT    := $(if $(SAN),,-O3)
 KFLAGS   = $(filter-out -Wconversion,$(CFLAGS)) $(KOPT) $(FLAGS_$(1))
 # the kernels first: they take the longest
-OBJ     := $(foreach i,$(ISAS),$(KSRC:%.c=$(B)/obj/%.$(i).o)) $(CSRC:%.c=$(B)/obj/%.o)
+OBJ     := $(foreach i,$(ISAS),$(patsubst %.c,$(B)/obj/%.$(i).o,$(or $(KSRC_$(i)),$(KSRC))))
+OBJ     += $(CSRC:%.c=$(B)/obj/%.o)
 
 # After a failed build: go on with what did compile, see `check`.
 ifdef PARTIAL

@@ -172,6 +172,7 @@ int main(int argc, char **argv) {
     if (argc > 5) only = argv[5];
     k = &cpu_kernels_scalar;
     if (!strcmp(isa, "avx2")) k = &cpu_kernels_avx2;
+    if (!strcmp(isa, "avxvnni")) k = &cpu_kernels_avxvnni;
     if (!strcmp(isa, "avx512")) k = &cpu_kernels_avx512;
     capacity = (size_t)1 << 30;
     weights = mx_alloc_large(capacity);

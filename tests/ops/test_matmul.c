@@ -2,6 +2,7 @@
 // defines, and bit equality between instruction sets, numbers of rows, tile splits and formats that
 // say the same weight. Takes a seed as its argument (the default is fixed); prints it.
 #include "backend/cpu/cpu_int.h"
+#include "backend/cpu/isa.h"
 #include "base/mem.h"
 #include "tensor/half.h"
 
@@ -14,7 +15,7 @@
 // cmocka.h needs the ones above
 #include <cmocka.h>
 
-enum { MAX_ROWS = 129, MAX_TOK = 65, MAX_ISA = 3 };
+enum { MAX_ROWS = 129, MAX_TOK = 65, MAX_ISA = CPU_ISA_COUNT };
 
 static uint64_t seed = 20261130;
 static const cpu_kernels *isa[MAX_ISA];
@@ -23,15 +24,11 @@ static int n_isa;
 static void find_isas(void) {
     isa[n_isa++] = &cpu_kernels_scalar;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        isa[n_isa++] = &cpu_kernels_avx2;
-    }
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512vnni")) {
-        isa[n_isa++] = &cpu_kernels_avx512;
-    }
+    cpu_isa_facts f;
+    cpu_isa_read(&f);
+    if (cpu_isa_granted(&f, CPU_ISA_AVX2)) isa[n_isa++] = &cpu_kernels_avx2;
+    if (cpu_isa_granted(&f, CPU_ISA_AVXVNNI)) isa[n_isa++] = &cpu_kernels_avxvnni;
+    if (cpu_isa_granted(&f, CPU_ISA_AVX512)) isa[n_isa++] = &cpu_kernels_avx512;
 #endif
 }
 

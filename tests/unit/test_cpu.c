@@ -16,7 +16,7 @@
 static const uint32_t L1 = 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29;
 static const uint32_t L7_AVX2 = 1u << 3 | 1u << 5 | 1u << 8;
 static const uint32_t L7_AVX512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
-static const uint32_t VNNI = 1u << 11;
+static const uint32_t VNNI = 1u << 11, AVXVNNI = 1u << 4;
 
 static void isa_needs_processor_and_system(void **state) {
     (void)state;
@@ -24,19 +24,23 @@ static void isa_needs_processor_and_system(void **state) {
         cpu_isa_facts f;
         cpu_isa best;
     } rows[] = {
-        {{0, 0, 0, 0}, CPU_ISA_SCALAR},
-        {{L1, L7_AVX2, 0, 0x7}, CPU_ISA_AVX2},
-        {{L1, L7_AVX2, 0, 0x3}, CPU_ISA_SCALAR},               // the system saves no AVX
-        {{L1 & ~(1u << 27), L7_AVX2, 0, 0x7}, CPU_ISA_SCALAR}, // no XSAVE
-        {{L1 & ~(1u << 12), L7_AVX2, 0, 0x7}, CPU_ISA_SCALAR}, // no FMA
-        {{L1 & ~(1u << 29), L7_AVX2, 0, 0x7}, CPU_ISA_SCALAR}, // no F16C
-        {{L1, L7_AVX2 & ~(1u << 8), 0, 0x7}, CPU_ISA_SCALAR},  // no BMI2
-        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0xe7}, CPU_ISA_AVX512},
-        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0x7}, CPU_ISA_AVX2},  // AVX-512 announced, not granted
-        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0x67}, CPU_ISA_AVX2}, // upper registers not saved
-        {{L1, L7_AVX2 | L7_AVX512, 0, 0xe7}, CPU_ISA_AVX2},    // no VNNI
-        {{L1, L7_AVX2 | 1u << 16, VNNI, 0xe7}, CPU_ISA_AVX2},  // foundation only
-        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0x600e7}, CPU_ISA_AVX512},
+        {{0, 0, 0, 0, 0}, CPU_ISA_SCALAR},
+        {{L1, L7_AVX2, 0, 0x7, 0}, CPU_ISA_AVX2},
+        {{L1, L7_AVX2, 0, 0x3, 0}, CPU_ISA_SCALAR},               // the system saves no AVX
+        {{L1 & ~(1u << 27), L7_AVX2, 0, 0x7, 0}, CPU_ISA_SCALAR}, // no XSAVE
+        {{L1 & ~(1u << 12), L7_AVX2, 0, 0x7, 0}, CPU_ISA_SCALAR}, // no FMA
+        {{L1 & ~(1u << 29), L7_AVX2, 0, 0x7, 0}, CPU_ISA_SCALAR}, // no F16C
+        {{L1, L7_AVX2 & ~(1u << 8), 0, 0x7, 0}, CPU_ISA_SCALAR},  // no BMI2
+        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0xe7, 0}, CPU_ISA_AVX512},
+        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0x7, 0}, CPU_ISA_AVX2},  // AVX-512 announced, not granted
+        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0x67, 0}, CPU_ISA_AVX2}, // upper registers not saved
+        {{L1, L7_AVX2 | L7_AVX512, 0, 0xe7, 0}, CPU_ISA_AVX2},    // no VNNI
+        {{L1, L7_AVX2 | 1u << 16, VNNI, 0xe7, 0}, CPU_ISA_AVX2},  // foundation only
+        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0x600e7, 0}, CPU_ISA_AVX512},
+        {{L1, L7_AVX2, 0, 0x7, AVXVNNI}, CPU_ISA_AVXVNNI},
+        {{L1, L7_AVX2, 0, 0x3, AVXVNNI}, CPU_ISA_SCALAR},
+        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0x7, AVXVNNI}, CPU_ISA_AVXVNNI},
+        {{L1, L7_AVX2 | L7_AVX512, VNNI, 0xe7, AVXVNNI}, CPU_ISA_AVX512},
     };
     for (size_t i = 0; i < MX_COUNT(rows); i++) {
         assert_int_equal(cpu_isa_best(&rows[i].f), rows[i].best);
@@ -45,8 +49,8 @@ static void isa_needs_processor_and_system(void **state) {
 
 static void isa_is_forced_downwards_only(void **state) {
     (void)state;
-    cpu_isa_facts avx2 = {L1, L7_AVX2, 0, 0x7};
-    cpu_isa_facts avx512 = {L1, L7_AVX2 | L7_AVX512, VNNI, 0xe7};
+    cpu_isa_facts avx2 = {L1, L7_AVX2, 0, 0x7, 0};
+    cpu_isa_facts avx512 = {L1, L7_AVX2 | L7_AVX512, VNNI, 0xe7, 0};
     cpu_isa isa;
     mx_err e = {0};
     assert_int_equal(cpu_isa_choose(&isa, &avx512, "", &e), MX_OK);
@@ -60,7 +64,12 @@ static void isa_is_forced_downwards_only(void **state) {
     assert_int_equal(cpu_isa_choose(&isa, &avx2, "avx512", &e), MX_INVALID);
     assert_non_null(strstr(e.msg, "avx2"));
     assert_int_equal(cpu_isa_choose(&isa, &avx512, "sse9", &e), MX_INVALID);
-    assert_non_null(strstr(e.msg, "scalar, avx2, avx512, vnni and amx"));
+    assert_non_null(strstr(e.msg, "scalar, avx2, avxvnni, avx512, vnni and amx"));
+    // not every AVX-512 has the 256-bit form
+    assert_int_equal(cpu_isa_choose(&isa, &avx512, "avxvnni", &e), MX_INVALID);
+    avx512.leaf7_1_eax = AVXVNNI;
+    assert_int_equal(cpu_isa_choose(&isa, &avx512, "avxvnni", &e), MX_OK);
+    assert_int_equal(isa, CPU_ISA_AVXVNNI);
 }
 
 typedef struct tally {

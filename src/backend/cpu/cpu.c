@@ -358,6 +358,7 @@ static const mx_backend_ops cpu_ops = {.facts = op_facts,
 static const cpu_kernels *table_of(cpu_isa isa) {
 #if defined(__x86_64__)
     if (isa == CPU_ISA_AVX512) return &cpu_kernels_avx512;
+    if (isa == CPU_ISA_AVXVNNI) return &cpu_kernels_avxvnni;
     if (isa == CPU_ISA_AVX2) return &cpu_kernels_avx2;
 #endif
     (void)isa;

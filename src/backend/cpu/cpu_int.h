@@ -72,7 +72,7 @@ static inline int64_t cpu_pad16(int64_t n) {
 }
 
 typedef struct cpu_kernels {
-    const char *isa; // "scalar", "avx2", "avx512"
+    const char *isa; // "scalar", "avx2", "avxvnni", "avx512"
     int32_t tile_rows;
     // Bytes of the packed form; *pack = variant for mx_tensor.pack. 0: this format stays in ROWS.
     // exact: prefer the variant for float-exact products.
@@ -120,39 +120,46 @@ typedef struct cpu_kernels {
 #define CPU_CAT(a, b)  CPU_CAT_(a, b)
 #ifdef MX_ISA
 #define CPU_FN(name) CPU_CAT(CPU_CAT(cpu_##name, _), MX_ISA)
+// What gains nothing from AVX-VNNI is AVX2's: all but k_matmul.c and k_matmul_int.c.
+#ifdef MX_ISA_AVXVNNI
+#define CPU_BASE(name) CPU_CAT(cpu_##name, _avx2)
+#else
+#define CPU_BASE(name) CPU_FN(name)
+#endif
 
 // Provided by k_matmul*.c.
 size_t CPU_FN(pack_bytes)(mx_wfmt f, int64_t n_rows, int64_t n_cols, bool exact, uint16_t *pack);
 void CPU_FN(pack)(const mx_wview *w, uint16_t pack, int64_t tile0, int64_t tile1, uint8_t *dst);
 cpu_act_kind CPU_FN(act_kind)(const mx_tensor *w);
 size_t CPU_FN(act_bytes)(cpu_act_kind kind, int64_t n_cols, int64_t n_tok);
-void CPU_FN(act_prepare)(cpu_act_kind kind, const float *x, int64_t ldx, int64_t n_cols,
-                         int64_t tok0, int64_t tok1, const float *norm_w, float eps, void *act);
+void CPU_BASE(act_prepare)(cpu_act_kind kind, const float *x, int64_t ldx, int64_t n_cols,
+                           int64_t tok0, int64_t tok1, const float *norm_w, float eps, void *act);
 void CPU_FN(mul)(const cpu_mul *m, int64_t tile0, int64_t tile1);
 void CPU_FN(mul_glu)(const cpu_mul_glu *m, int64_t tile0, int64_t tile1);
 void CPU_FN(unpack_row)(const mx_tensor *w, const uint8_t *data, int64_t row, float *out);
 
 // Provided by k_point.c.
-void CPU_FN(rms_norm)(const float *x, const float *w, float eps, int64_t n, float *y);
-void CPU_FN(add)(const float *a, const float *b, int64_t n, float *y);
-void CPU_FN(glu)(const float *gate, const float *up, int32_t act, int64_t n, float *y);
-void CPU_FN(softcap)(const float *x, float cap, int64_t n, float *y);
-void CPU_FN(rope)(const float *x, const float *cs, int32_t head_dim, int32_t n_rot,
-                  int32_t interleaved, float *y);
-void CPU_FN(max_sum)(const float *x, int64_t n, float *max, int64_t *at, double *sum);
+void CPU_BASE(rms_norm)(const float *x, const float *w, float eps, int64_t n, float *y);
+void CPU_BASE(add)(const float *a, const float *b, int64_t n, float *y);
+void CPU_BASE(glu)(const float *gate, const float *up, int32_t act, int64_t n, float *y);
+void CPU_BASE(softcap)(const float *x, float cap, int64_t n, float *y);
+void CPU_BASE(rope)(const float *x, const float *cs, int32_t head_dim, int32_t n_rot,
+                    int32_t interleaved, float *y);
+void CPU_BASE(max_sum)(const float *x, int64_t n, float *max, int64_t *at, double *sum);
 
 // Provided by k_attn.c.
-void CPU_FN(attn_chunk)(const cpu_attn_chunk *c);
-void CPU_FN(attn_merge)(float *m, float *s, float *o, const float *pm, const float *ps,
-                        const float *po, int64_t n, int64_t ld);
-void CPU_FN(attn_finish)(const float *o, float s, int64_t head_dim, float *out);
-void CPU_FN(kv_store)(const float *k, const float *v, int32_t head_dim, bool half, int64_t slot,
-                      void *kpage, void *vpage);
+void CPU_BASE(attn_chunk)(const cpu_attn_chunk *c);
+void CPU_BASE(attn_merge)(float *m, float *s, float *o, const float *pm, const float *ps,
+                          const float *po, int64_t n, int64_t ld);
+void CPU_BASE(attn_finish)(const float *o, float s, int64_t head_dim, float *out);
+void CPU_BASE(kv_store)(const float *k, const float *v, int32_t head_dim, bool half, int64_t slot,
+                        void *kpage, void *vpage);
 #endif
 
 extern const cpu_kernels cpu_kernels_scalar;
 #if defined(__x86_64__)
 extern const cpu_kernels cpu_kernels_avx2;
+extern const cpu_kernels cpu_kernels_avxvnni;
 extern const cpu_kernels cpu_kernels_avx512;
 #endif
 

@@ -6,16 +6,25 @@
 
 #include <stdint.h>
 
-typedef enum cpu_isa { CPU_ISA_SCALAR, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_ISA_COUNT } cpu_isa;
+typedef enum cpu_isa {
+    CPU_ISA_SCALAR,
+    CPU_ISA_AVX2,
+    CPU_ISA_AVXVNNI,
+    CPU_ISA_AVX512,
+    CPU_ISA_COUNT
+} cpu_isa;
 
 // The CPUID words that matter and XCR0 (0 when the operating system has no XSAVE).
 typedef struct cpu_isa_facts {
     uint32_t leaf1_ecx, leaf7_ebx, leaf7_ecx;
     uint64_t xcr0;
+    uint32_t leaf7_1_eax;
 } cpu_isa_facts;
 
 void cpu_isa_read(cpu_isa_facts *out);
-// The best set that both the processor has and the operating system saves.
+// Does the processor have it and the operating system save its registers?
+bool cpu_isa_granted(const cpu_isa_facts *f, cpu_isa isa);
+// The last one that is granted.
 cpu_isa cpu_isa_best(const cpu_isa_facts *f);
 const char *cpu_isa_name(cpu_isa isa);
 // wanted NULL or "": the best. Else the named one; INVALID, naming the valid ones, when the name is

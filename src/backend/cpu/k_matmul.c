@@ -35,7 +35,7 @@ static product product_of(const cpu_mul *m, const side *s) {
     if (p.kind == CPU_ACT_F32) {
         p.act_block = (size_t)cpu_act_row(n_cols) * sizeof(float);
         if (s->p.family == CPU_FAM_FLOAT)
-            p.core = CPU_FN(core_float)(&s->p, m->n_tok);
+            p.core = CPU_BASE(core_float)(&s->p, m->n_tok);
         else
             p.core = (mm_core){NULL, 1, MM_EXACT_TOK};
     } else {
@@ -52,7 +52,7 @@ static void run_core(const product *p, const side *s, const uint8_t *const tile[
     int64_t n_cols = m->w->n_cols;
     if (!p->core.fn) {
         const float *x = (const float *)m->act + tok * cpu_act_row(n_cols);
-        CPU_FN(exact_tile)(&s->p, tile[0], n_cols, x, cpu_act_row(n_cols), rows, out);
+        CPU_BASE(exact_tile)(&s->p, tile[0], n_cols, x, cpu_act_row(n_cols), rows, out);
         return;
     }
     mm_job j = {.p = s->p, .out = out, .n_groups = cpu_packing_groups(&s->p, n_cols)};
@@ -171,7 +171,7 @@ static void glu_joint(const pair *q, const int64_t *tile, int n, int64_t tok0, i
         for (int i = 0; i < n; i++) {
             if (tile[i] < 0) continue;
             float *g = out + 16 * i * rows;
-            CPU_FN(glu)(g, g + 16 * n * rows, q->act, 16 * m, g);
+            CPU_BASE(glu)(g, g + 16 * n * rows, q->act, 16 * m, g);
             for (int t = 0; t < m; t++) finish(q->p.m, tile[i], tok + t, g + 16 * t);
         }
     }
@@ -183,7 +183,7 @@ static void glu_apart(const pair *q, int64_t tile, int64_t tok0, int64_t tok1) {
         int m = (int)(tok1 - tok < MM_EXACT_TOK ? tok1 - tok : MM_EXACT_TOK);
         run_rows(&q->p, &q->gate, tile_at(&q->gate, tile, tile), tok, m, g);
         run_rows(&q->q, &q->up, tile_at(&q->up, tile, tile), tok, m, u);
-        CPU_FN(glu)(g, u, q->act, 16 * m, g);
+        CPU_BASE(glu)(g, u, q->act, 16 * m, g);
         for (int t = 0; t < m; t++) finish(q->p.m, tile, tok + t, g + 16 * t);
     }
 }

@@ -25,12 +25,12 @@ typedef struct mm_core {
 
 // The core for n_tok rows at once: the least `rows` >= n_tok, or the largest there is.
 mm_core CPU_FN(core_int)(const cpu_packing *p, int64_t n_tok);
-mm_core CPU_FN(core_float)(const cpu_packing *p, int64_t n_tok);
+mm_core CPU_BASE(core_float)(const cpu_packing *p, int64_t n_tok);
 
 // Float products of a coded format: one tile by rows [tok0, tok1) of activations, at most
 // MM_EXACT_TOK of them; out (rows, 16).
 enum { MM_EXACT_TOK = 64 };
-void CPU_FN(exact_tile)(const cpu_packing *p, const uint8_t *tile, int64_t n_cols, const float *x,
-                        int64_t ldx, int n_tok, float *out);
+void CPU_BASE(exact_tile)(const cpu_packing *p, const uint8_t *tile, int64_t n_cols, const float *x,
+                          int64_t ldx, int n_tok, float *out);
 
 #endif

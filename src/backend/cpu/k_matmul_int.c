@@ -84,9 +84,9 @@ VEC_FN record record_from(const record *r, int t) {
     return (record){r->x + (size_t)t * r->xs, r->num + 4 * t, r->xs};
 }
 
-// With several blocks of rows, codes are spread once for all.
+// With several blocks of rows, codes are spread once for all where that pays.
 VEC_FN mm_unit unit_of(const uint8_t *unit, int bits, int rows, uint8_t *spread) {
-    if (rows <= VI_BLOCK) return (mm_unit){unit, bits, false};
+    if (rows <= VI_BLOCK || !vi_spread_pays(bits)) return (mm_unit){unit, bits, false};
     vi_spread(spread, unit, bits);
     return (mm_unit){spread, bits, true};
 }
@@ -114,6 +114,7 @@ VEC_FN void add_group(vf *y, int rows, const uint8_t *unit, int bits, int act_un
     if (act_units == 2) w[1] = unit_of(unit + bits * CPU_VEC, bits, rows, spread[1]);
     for (int t = 0; t < rows; t += VI_BLOCK) {
         record from = record_from(r, t);
+        if (rows > VI_BLOCK) MM_FORGET_MEMORY();
         add_block(y + t, rows < VI_BLOCK ? rows : VI_BLOCK, w, act_units, &from, asym, sc);
     }
 }
@@ -141,6 +142,7 @@ VEC_FN void add_k6_unit(vf *y, int rows, const uint8_t *unit, const record *r, v
     mm_unit w = unit_of(unit, 6, rows, spread);
     for (int t = 0; t < rows; t += VI_BLOCK) {
         record from = record_from(r, t);
+        if (rows > VI_BLOCK) MM_FORGET_MEMORY();
         add_k6_block(y + t, rows < VI_BLOCK ? rows : VI_BLOCK, &w, &from, s, sc0, sc1);
     }
 }

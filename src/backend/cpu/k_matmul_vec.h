@@ -19,6 +19,8 @@
 // number loaded for one stream in a register, or on the stack, for the next.
 #define MM_FORGET_POINTER(p) __asm__ volatile("" : "+r"(p)) // volatile: two are not one
 #define MM_FORGET_VECTOR(v)  __asm__("" : "+v"(v))
+// gcc would keep codes of one block of rows in registers for the next, and sums on the stack.
+#define MM_FORGET_MEMORY() __asm__ volatile("" : : : "memory")
 
 VEC_FN int32_t mm_i32(const void *p) {
     int32_t v;
@@ -156,7 +158,11 @@ VEC_FN void vi_dot_unit(vi *dot, int n_tok, const mm_unit *unit, const uint8_t *
     vi_dot(dot, n_tok, unit, 1, x + 16, xs);
 }
 
-VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) { // never needed
+VEC_FN bool vi_spread_pays(int bits) { // one block of rows
+    (void)bits;
+    return false;
+}
+VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) {
     (void)q, (void)unit, (void)bits;
 }
 
@@ -186,6 +192,18 @@ typedef struct vi {
 typedef int32_t mm_v8 __attribute__((vector_size(32)));
 typedef uint16_t mm_v16 __attribute__((vector_size(32)));
 
+#if defined(MX_ISA_AVXVNNI)
+VEC_FN vi vi_start(int32_t n, int bits) {
+    __m256i v = _mm256_set1_epi32(n);
+    MM_FORGET_VECTOR(v); // or gcc shifts in a general register first
+    v = (__m256i)((mm_v8)v << (bits - 1));
+    return (vi){v, v};
+}
+VEC_FN vi vi_end(vi dot, int32_t n, int bits) {
+    (void)n, (void)bits;
+    return dot;
+}
+#else
 // Added last, because it would take a register from the accumulators. With 8 bits vi_dot centres
 // the codes itself.
 VEC_FN vi vi_start(int32_t n, int bits) {
@@ -199,6 +217,7 @@ VEC_FN vi vi_end(vi dot, int32_t n, int bits) {
     v = (__m256i)((mm_v8)v << (bits - 1));
     return (vi){_mm256_add_epi32(dot.a, v), _mm256_add_epi32(dot.b, v)};
 }
+#endif
 VEC_FN vf vi_float(vi v) {
     return (vf){_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)};
 }
@@ -266,14 +285,6 @@ VEC_FN void mm_codes(__m256i q[4], const uint8_t *unit, int bits, int h) {
     }
 }
 
-// Pairs of products in 16 bits. 8-bit codes are centred first: |code| <= 128 times the x with its
-// sign.
-VEC_FN __m256i mm_pairs(__m256i q, __m256i x, int bits) {
-    if (bits != 8) return _mm256_maddubs_epi16(q, x);
-    __m256i w = _mm256_xor_si256(q, _mm256_set1_epi8((char)128));
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-}
-
 // Codes of quad column j.
 VEC_FN __m256i mm_code(const uint8_t *unit, int bits, int j) {
     if (bits == 8) return mm_load(unit + CPU_VEC * j);
@@ -295,6 +306,52 @@ VEC_FN __m256i mm_code(const uint8_t *unit, int bits, int j) {
         q = _mm256_or_si256(q, _mm256_and_si256(v, m));
     }
     return q;
+}
+
+VEC_FN void mm_store(uint8_t *p, __m256i v) {
+    _mm256_storeu_si256((__m256i *)p, v);
+}
+
+#if defined(MX_ISA_AVXVNNI)
+
+// Quads [h0, h1) times x.
+VEC_FN void mm_dot_quads(vi *dot, int n_tok, const mm_unit *unit, int h0, int h1, const uint8_t *x,
+                         size_t xs) {
+    const int stored = unit->spread ? 8 : unit->bits;
+    MM_UNROLL for (int i = 0; i < 4 * (h1 - h0); i++) {
+        __m256i qa = mm_code(unit->p, stored, 4 * h0 + i);
+        __m256i qb = mm_code(unit->p + 32, stored, 4 * h0 + i);
+        MM_UNROLL for (int t = 0; t < n_tok; t++) {
+            __m256i b = _mm256_set1_epi32(mm_i32(x + (size_t)t * xs + 4 * i));
+            dot[t].a = _mm256_dpbusd_avx_epi32(dot[t].a, qa, b);
+            dot[t].b = _mm256_dpbusd_avx_epi32(dot[t].b, qb, b);
+        }
+    }
+}
+
+VEC_FN bool vi_spread_pays(int bits) {
+    return bits != 4 && bits != 8;
+}
+VEC_FN void mm_spread_bytes(uint8_t *q, const uint8_t *unit) { // never needed
+    (void)q, (void)unit;
+}
+VEC_FN void mm_dot_spread_bytes(vi *dot, int n_tok, const uint8_t *q, const uint8_t *x, size_t xs) {
+    (void)dot, (void)n_tok, (void)q, (void)x, (void)xs;
+}
+
+#else
+
+VEC_FN bool vi_spread_pays(int bits) {
+    (void)bits;
+    return true;
+}
+
+// Pairs of products in 16 bits. 8-bit codes are centred first: |code| <= 128 times the x with its
+// sign.
+VEC_FN __m256i mm_pairs(__m256i q, __m256i x, int bits) {
+    if (bits != 8) return _mm256_maddubs_epi16(q, x);
+    __m256i w = _mm256_xor_si256(q, _mm256_set1_epi8((char)128));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
 }
 
 // Quads [h0, h1). As many pairs are added in 16 bits as cannot pass 32,767: a pair is at most
@@ -323,10 +380,6 @@ VEC_FN void mm_dot_quads(vi *dot, int n_tok, const mm_unit *unit, int h0, int h1
             }
         }
     }
-}
-
-VEC_FN void mm_store(uint8_t *p, __m256i v) {
-    _mm256_storeu_si256((__m256i *)p, v);
 }
 
 // 8-bit codes w, centred, as |w|, then masks of the negative ones, then the sum of the negative |w|
@@ -373,6 +426,8 @@ VEC_FN void mm_dot_spread_bytes(vi *dot, int n_tok, const uint8_t *q, const uint
         dot[t].b = _mm256_add_epi32(dot[t].b, mm_load(q + 2 * MM_SPREAD + 32));
     }
 }
+
+#endif
 
 // Brings a unit into a form that costs least for every row of activations: codes of a byte.
 VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) {
@@ -484,7 +539,11 @@ VEC_FN void vi_dot_unit(vi *dot, int n_tok, const mm_unit *unit, const uint8_t *
     vi_dot(dot, n_tok, unit, 1, x + 16, xs);
 }
 
-VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) { // never needed
+VEC_FN bool vi_spread_pays(int bits) { // one block of rows
+    (void)bits;
+    return false;
+}
+VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) {
     (void)q, (void)unit, (void)bits;
 }
 
