@@ -1,10 +1,10 @@
 // MATMUL and its six fused forms: one function. An op is up to three weights applied to the same
 // rows, with an optional norm before, and bias, residual or gate after. No state.
 //
-// Activations are prepared once per kind of weight: for one or two rows every worker prepares its
-// own copy (cheaper than waiting for each other), for more the rows are divided and a barrier
-// follows. Output tiles are then divided by bytes of weights; with many rows workers claim small
-// runs of tiles, so that a late worker gets less.
+// Activations are prepared once per kind of weight: for few rows every worker prepares its own copy
+// (cheaper than waiting for each other and for lines that both write), for more the rows are
+// divided and a barrier follows. Output tiles are then divided by bytes of weights; with many rows
+// workers claim small runs of tiles, so that a late worker gets less.
 //
 // A weight that stayed in the checkpoint's layout is dequantised row by row and multiplied by the
 // (normed) floats: sixteen interleaved sums, then a tree.
@@ -15,8 +15,9 @@
 #include <string.h>
 
 enum { PLAIN = CPU_ACT_KINDS, N_KINDS }; // activations of a weight in MX_LAYOUT_ROWS
-enum { OWN_ROWS = 2 };                   // at most so many rows are prepared by each worker
-enum { CLAIM_ROWS = 16 };                // from so many rows tiles are claimed
+// At most so many rows, or rows x workers, are prepared by each worker for itself.
+enum { OWN_ROWS = 2, OWN_WORK = 16 };
+enum { CLAIM_ROWS = 16 }; // from so many rows tiles are claimed
 enum { PLAIN_TILE = 16 };
 
 typedef struct product {
@@ -284,7 +285,7 @@ void cpu_op_product(cpu_ctx *c) {
     job j = job_of(c->k, c->op, c->run->plan->tensors);
     int64_t rows = j.x->n_rows, lo, hi;
     uint8_t *act[N_KINDS] = {0};
-    bool own = rows <= OWN_ROWS || c->n == 1;
+    bool own = rows <= OWN_ROWS || rows * c->n <= OWN_WORK || c->n == 1;
     uint8_t *shared = own && !second_bytes(&j) ? NULL : cpu_take_shared(c);
     place_acts(c->k, &j, own ? c->priv + own_row_bytes(&j) : shared + second_bytes(&j), act);
     if (own) {
