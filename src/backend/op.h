@@ -91,11 +91,12 @@ typedef union mx_op_params {
         int32_t n_head, n_kv_head, head_dim, group;
         int32_t window;     // 0 = full; else query i sees j with i - window < j <= i
         int32_t ctx_bucket; // power of two >= the longest visible context of the step
+        int32_t one_row;    // no sequence has two rows: mx_step_one_row
     } attn;
     struct {
         float cap;
     } softcap;
-    int32_t words[8]; // the whole, for hashing; unused words are zero
+    int32_t words[10]; // the whole, for hashing; an even number; unused words are zero
 } mx_op_params;
 
 enum { MX_OPF_BARRIER = 1 }; // set by the planner: wait for every earlier op since the last barrier

@@ -58,6 +58,13 @@ int32_t mx_row_bucket(const mx_backend_facts *facts, int32_t n) {
     return b;
 }
 
+bool mx_step_one_row(const mx_step_facts *f) {
+    for (int32_t i = 0; i < f->n_ranges; i++) {
+        if (f->ranges[i].n_tok > 1) return false;
+    }
+    return true;
+}
+
 int32_t mx_ctx_bucket(int32_t n) {
     int32_t b = 256;
     while (b < n && b < (1 << 30)) b *= 2;

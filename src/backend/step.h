@@ -106,4 +106,7 @@ typedef struct mx_step_facts {
     const mx_step_range *ranges; // (n_ranges)
 } mx_step_facts;
 
+// No sequence has more than one row: what a row sees beside itself is from earlier steps.
+bool mx_step_one_row(const mx_step_facts *f);
+
 #endif

@@ -83,6 +83,7 @@ mx_tid mx_nn_attention(mx_enc *e, mx_tid x, mx_tid cs, const mx_attn_spec *s,
     attn.p.attn.group = s->kv_group;
     attn.p.attn.window = s->window;
     attn.p.attn.ctx_bucket = ctx_bucket;
+    attn.p.attn.one_row = mx_step_one_row(mx_enc_facts(e));
     mx_enc_op(e, attn);
     if (gather) {
         o = mx_nn_gather_out(e, o);

@@ -477,7 +477,8 @@ static void record_step(const model *m, int rows, int n_out, int ctx) {
                                    .n_head = g->n_head,
                                    .n_kv_head = g->n_kv,
                                    .head_dim = g->hd,
-                                   .ctx_bucket = mx_ctx_bucket(ctx)}},
+                                   .ctx_bucket = mx_ctx_bucket(ctx),
+                                   .one_row = mx_step_one_row(&facts)}},
            3, (mx_tid[]){q, USE(l->ks), USE(l->vs)}, 1, &o);
         mx_tid h2 = mx_enc_temp(enc, rows, g->d), a = mx_enc_temp(enc, rows, g->ff);
         op(MX_OP_MATMUL_ADD, (mx_op_params){.words = {0}}, 4, (mx_tid[]){o, USE(l->o), -1, h}, 1,
@@ -568,11 +569,7 @@ static void bench_step(void) {
         printf("  %s (made in %.1f s)\n", g->name, mx_now_s() - t0);
         static const int rows[] = {1, 2, 4, 8};
         for (size_t r = 0; r < MX_COUNT(rows) && rows[r] <= most_rows; r++) {
-            cb->fused_layers = false;
             step_row(m, rows[r], ctx);
-            cb->fused_layers = rows[r] == 1 && cb->cc_major == 9;
-            set_budget(MX_BUDGET_UNLIMITED); // drops the plans
-            if (cb->fused_layers) step_row(m, 1, ctx);
         }
         for (int rowsp = 512; rowsp <= 2048 && most_rows > 1; rowsp *= 4) {
             fill_step(0, MX_PHASE_PREFILL, 1, rowsp, 0, 1, true);
@@ -890,9 +887,6 @@ int main(int argc, char **argv) {
         if (!strncmp(argv[k], "folder=", 7)) load_folder = argv[k] + 7;
         if (!strncmp(argv[k], "gb=", 3)) load_gb = strtod(argv[k] + 3, NULL);
         int64_t n;
-        if (!strncmp(argv[k], "in_flight=", 10) && mx_parse_i64(argv[k] + 10, &n)) {
-            cb->in_flight = (int32_t)n;
-        }
         if (!strncmp(argv[k], "rows=", 5) && mx_parse_i64(argv[k] + 5, &n)) most_rows = (int)n;
     }
     bench_read();

@@ -508,7 +508,8 @@ static void step(attn_run *a, int32_t n, const int32_t *seq, const int32_t *pos0
                                          .head_dim = c->head_dim,
                                          .group = a->group,
                                          .window = c->window,
-                                         .ctx_bucket = mx_ctx_bucket(longest)}});
+                                         .ctx_bucket = mx_ctx_bucket(longest),
+                                         .one_row = mx_step_one_row(mx_enc_facts(r->enc))}});
     rig_run(r);
     float *all = mx_alloc(o->n_bytes), *p = all;
     rig_read(r, o, all);

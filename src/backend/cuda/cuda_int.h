@@ -97,10 +97,7 @@ typedef struct cuda_backend {
     // Rows must not depend on each other: no kernel, split or order of a sum may be chosen by the
     // number of rows, the phase or the step's longest context. docs/cuda.md has the argument.
     bool fixed_products, fixed_attn;
-    bool graphs, overlap, fused_layers;
-    int32_t in_flight; // parts of a ring of weights on their way at once, in such launches
-    CUdeviceptr words; // of launches of many layers: epoch, then words; zero at first
-    size_t n_words;
+    bool graphs, overlap, fused_rope;
     int32_t gemv_rows; // up to this many tokens take the one-pass kernel
     int32_t lt_rows;   // from this many on cuBLASLt, when found
     mx_cuda_counters count;
@@ -122,15 +119,17 @@ typedef struct cuda_list { // launches of a plan, and what they need
     size_t n_tickets;
     CUdeviceptr scratch, tickets;
     uint32_t slow[MX_SLOW_COUNT]; // slow paths taken
-    k_layer *layers;              // table of the launches of many layers
-    int32_t n_layers, cap_layers;
-    size_t n_words;
-    CUdeviceptr layer_table, words;
 } cuda_list;
 
 // lower.c: appends the launches of an op.
 void cuda_lower(cuda_backend *b, const mx_plan *plan, const mx_op *op, CUdeviceptr arena,
                 cuda_list *l);
+static inline uint64_t cuda_host_address(const void *p) {
+    return (uint64_t)(uintptr_t)p;
+}
+static inline int32_t cuda_type_of(mx_dtype t) { // KTYPE_*
+    return t == MX_F16 ? KTYPE_F16 : t == MX_BF16 ? KTYPE_BF16 : KTYPE_F32;
+}
 bool cuda_supports(const cuda_backend *b, const mx_op *op, const mx_tensor *tensors);
 // Appends one kernel launch; args are copied.
 void cuda_launch(cuda_backend *b, cuda_list *l, cuda_kernel k, const void *args, size_t n_args,
@@ -138,12 +137,13 @@ void cuda_launch(cuda_backend *b, cuda_list *l, cuda_kernel k, const void *args,
 #define CUDA_LAUNCH(b, l, k, args, gx, gy, gz, block, smem)                                        \
     cuda_launch(b, l, k, &(args), sizeof(args), (uint32_t)(gx), (uint32_t)(gy), (uint32_t)(gz),    \
                 (uint32_t)(block), (uint32_t)(smem))
-// layers.c: appends one launch for the layers that ops [first, end) begin with; returns the number
-// of ops it takes, 0: none.
-int32_t cuda_lower_layers(cuda_backend *b, const mx_plan *plan, int32_t first, int32_t end,
+// attention.c: ROPE, KV_WRITE, ROPE_KV, ATTN.
+void cuda_lower_attention(cuda_backend *b, const mx_plan *plan, const mx_op *op, CUdeviceptr arena,
+                          cuda_list *l);
+// One launch for a ROPE_KV at op `first` and the ATTN that reads it; the number of ops it takes, 0:
+// none.
+int32_t cuda_lower_turned(cuda_backend *b, const mx_plan *plan, int32_t first, int32_t end,
                           CUdeviceptr arena, cuda_list *l);
-// Splits of one row's context among the SMs, for n_groups groups of heads.
-int32_t cuda_row_splits(const cuda_backend *b, int32_t n_groups);
 // product.c
 typedef struct cuda_product {
     const mx_tensor *x, *gamma; // gamma: rms_norm weight or NULL

@@ -30,12 +30,6 @@
     PACK(H16, h16, 16, 0, 64, KSC_NONE)                                                            \
     PACK(B16, b16, 16, 0, 64, KSC_NONE)
 
-// Formats with a kernel of many layers (kernels/step.cuh).
-#define MX_CUDA_STEP_PACKS(STEP_PACK)                                                              \
-    STEP_PACK(A4G32, a4g32)                                                                        \
-    STEP_PACK(A4G64, a4g64)                                                                        \
-    STEP_PACK(B16, b16)
-
 // How a block keeps its scales.
 //   PAIR  16-bit scale and bias (bf16 or f16) of each row and group: value = s * code + b
 //   SYM   float16 scale of each row and group: value = d * (code - half range)
@@ -69,14 +63,7 @@ enum {
 
 enum { KGEMV_SLOTS_8 = 4, KGEMV_SLOTS_16 = 3 }; // ring slots of a warp, by warps of a CTA
 
-enum { KSTEP_Q, KSTEP_K, KSTEP_V, KSTEP_O, KSTEP_GATE, KSTEP_UP, KSTEP_DOWN, KSTEP_WEIGHTS };
-#ifndef KSTEP_SLOTS
-#define KSTEP_SLOTS 8 // ring slots of a warp
-#endif
-#ifndef KSTEP_IN_FLIGHT
-#define KSTEP_IN_FLIGHT 3 // of them on their way at once
-#endif
-enum { KSTEP_BATCH = 16 }; // strips between two meetings of a CTA's warps
+enum { KSLICE = 512 }; // columns of a run whose activations share a scale
 
 enum { KTYPE_F32, KTYPE_F16, KTYPE_BF16, KTYPE_AFFINE }; // rows formats and 16-bit types
 enum { KACT_NONE = -1 };                                 // else mx_act
@@ -123,9 +110,12 @@ typedef struct k_gemv {
     float eps;
     int32_t n_seg, n_tok, pass_tok; // tokens in all and in one grid row
     int32_t n_cols, ldx, n_kb, scale_type;
-    int32_t act; // KACT_NONE, or seg[0] is the gate and seg[1] the up weight
-    int32_t n_items, vec4;
-    int32_t off_xs, off_xm, off_d, off_part; // offsets in dynamic shared memory
+    int32_t act;                     // KACT_NONE, or seg[0] is the gate and seg[1] the up weight
+    int32_t n_items, vec4, n_slices; // n_slices: most of a warp's run
+    int32_t off_xs, off_xm, off_d, off_part, off_gamma; // offsets in dynamic shared memory
+    int32_t early,
+        one_by_one; // parts of a ring asked for before the wait; each when the last is there
+    int32_t pad;
 } k_gemv;
 
 typedef struct k_mm_rows { // any rows format, plain float32
@@ -240,48 +230,22 @@ typedef struct k_attn {
     int32_t n_head, n_kv_head, head_dim, n_rep, window;
     int32_t ldq, ldy, page_tokens, max_pages, n_split, group_heads, kv_type;
     int32_t n_rows, n_groups; // n_groups = kv heads * ceil(n_rep / heads of a group)
+    int32_t few_splits;       // so many while their warps have at most two tiles each
     // chunk > 0: a split is `chunk` positions, or a multiple of it where 64 would not suffice,
     // whatever n_split is: a row's splits depend on its own context only. A multiple of 64.
-    int32_t page_shift, chunk;
-} k_attn;
-
-// ---- Many layers in one launch, one token ----
-
-// The addresses of one layer (attention and GLU, norms before, residuals after).
-typedef struct k_layer {
-    KP(const uint8_t) w[KSTEP_WEIGHTS]; // packed
-    KP(const float) bias[4];            // q, k, v, o; or null
-    KP(const float) norm[2];            // before q, k, v; before gate and up
-    KP(const float) qn;                 // per-head norms or null
-    KP(const float) kn;
-    KP(uint8_t) ks;
-    KP(uint8_t) vs;
-} k_layer;
-
-// Words (see kernels/word.cuh) hold what one CTA tells the others. h alternates.
-typedef struct k_step {
-    KP(const k_layer) layers;
-    KP(const float) x; // (n_embd) in
-    KP(float) y;       // (n_embd) out
-    KP(uint64_t) h0;
-    KP(uint64_t) h1;
-    KP(uint64_t) qkv;   // (n_q + 2 n_kv)
-    KP(uint64_t) att;   // (n_q)
-    KP(uint64_t) glu;   // (n_ff)
-    KP(uint64_t) part;  // (groups, splits, heads of a group, head_dim + 2)
-    KP(uint32_t) epoch; // last one used
+    int32_t page_shift, chunk, pad;
+    // ROPE_KV in the same launch, when k is not null: q, k and v as projected, one row a sequence.
+    KP(const float) k;
+    KP(const float) v;
     KP(const float) cs;
-    KP(const int32_t) pos;
-    KP(const int32_t) tok_range;
-    KP(const int32_t) page_table;
+    KP(const float) qn;
+    KP(const float) kn;
+    KP(uint8_t) ks_out;
+    KP(uint8_t) vs_out;
     KP(const int32_t) kv_slot;
-    int32_t n_layers, n_embd, n_q, n_kv, n_ff, act, scale_type;
-    int32_t n_head, n_kv_head, head_dim, n_rep, n_rot, interleaved, window;
-    float eps, head_eps, scale, softcap;
-    int32_t page_tokens, page_shift, max_pages, n_split;
-    int32_t in_flight; // copies of a ring that may be on their way at once
-    int32_t off_layers, off_xs, off_xm, off_d, off_part, off_attn; // in dynamic shared memory
-} k_step;
+    int32_t n_rot, interleaved, ldk, ldv, ldcs;
+    float eps;
+} k_attn;
 
 // mx_sample_row, as in backend/step.h.
 typedef struct k_sample_row {

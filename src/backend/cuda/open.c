@@ -47,7 +47,10 @@ mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, CUfunction *fn, mx_err
     }
     if (!b->fn[k]) return mx_err_set(err, MX_INTERNAL, "kernel %s is in no image", kernels[k].name);
     *fn = b->fn[k];
-    return MX_OK;
+    // One division of an SM's memory for all: kernels that want another do not run side by side.
+    return cuda_check(
+        cuda_d.cuFuncSetAttribute(*fn, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+        err, kernels[k].name);
 }
 
 static void get_facts(mx_backend *base, mx_backend_facts *out) {
@@ -155,7 +158,6 @@ static void close_backend(mx_backend *base) {
         mx_free(s);
     }
     if (b->tickets) cuda_d.cuMemFree(b->tickets);
-    if (b->words) cuda_d.cuMemFree(b->words);
     for (int i = 0; i < b->n_modules; i++) cuda_d.cuModuleUnload(b->modules[i]);
     if (b->copy) cuda_d.cuStreamDestroy(b->copy);
     if (b->stream) cuda_d.cuStreamDestroy(b->stream);
@@ -252,8 +254,7 @@ mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *
     b->lt_rows = 65;
     b->graphs = mx_knob_flag(MX_KNOB_CUDA_GRAPHS);
     b->overlap = mx_knob_flag(MX_KNOB_CUDA_OVERLAP) && b->cc_major >= 9;
-    b->fused_layers = mx_knob_flag(MX_KNOB_CUDA_FUSED_LAYERS) && b->cc_major == 9 && !b->fixed_attn;
-    b->in_flight = KSTEP_IN_FLIGHT;
+    b->fused_rope = mx_knob_flag(MX_KNOB_CUDA_FUSED_ROPE);
     b->count.pinned = mx_knob_flag(MX_KNOB_CUDA_PINNED_LOAD);
     b->ring_shape = cuda_ring_shape();
     b->ring_poll_s = 20e-6;

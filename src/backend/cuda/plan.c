@@ -86,35 +86,19 @@ static mx_status tickets_of(cuda_backend *b, size_t n, CUdeviceptr *out, mx_err 
 }
 
 static void lower_all(cuda_backend *b, const mx_plan *plan, CUdeviceptr arena, cuda_plan *p) {
-    p->list.n_items = p->list.n_layers = 0;
+    p->list.n_items = 0;
     p->list.n_blob = 0;
     memset(p->list.slow, 0, sizeof(p->list.slow));
     for (int32_t s = 0; s < plan->n_segs; s++) {
         p->seg_first[s] = p->list.n_items;
         int32_t i = plan->segs[s].first, end = i + plan->segs[s].n;
         while (i < end) {
-            int32_t n = cuda_lower_layers(b, plan, i, end, arena, &p->list);
+            int32_t n = cuda_lower_turned(b, plan, i, end, arena, &p->list);
             if (n == 0) cuda_lower(b, plan, &plan->ops[i], arena, &p->list);
             i += MX_MAX(n, 1);
         }
     }
     p->seg_first[plan->n_segs] = p->list.n_items;
-}
-
-// Words for launches of many layers: zero, so that no epoch is taken for there.
-static mx_status words_for(cuda_backend *b, size_t n, CUdeviceptr *out, mx_err *err) {
-    if (b->n_words < n) { // the old block joins the scratch list: older plans use it
-        size_t size = n * 8;
-        CUdeviceptr p = 0;
-        CUDA_TRY(cuda_d.cuMemAlloc(&p, size), err);
-        CUDA_TRY(cuda_d.cuMemsetD8Async(p, 0, size, b->stream), err);
-        CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
-        if (b->words) keep_block(b, b->words);
-        b->words = p;
-        b->n_words = n;
-    }
-    *out = b->words;
-    return MX_OK;
 }
 
 // Kernel numbers to functions, and their shared-memory limits.
@@ -181,11 +165,7 @@ static mx_status plan_build(cuda_backend *b, const mx_plan *plan, CUdeviceptr ar
     lower_all(b, plan, arena, p); // finds what is needed
     MX_TRY(scratch_of(b, l->scratch_bytes, &l->scratch, err));
     MX_TRY(tickets_of(b, l->n_tickets, &l->tickets, err));
-    MX_TRY(words_for(b, l->n_words, &l->words, err));
-    size_t table = sizeof(*l->layers) * (size_t)l->n_layers;
-    if (table) CUDA_TRY(cuda_d.cuMemAlloc(&l->layer_table, table), err);
     lower_all(b, plan, arena, p);
-    if (table) CUDA_TRY(cuda_d.cuMemcpyHtoDAsync(l->layer_table, l->layers, table, b->stream), err);
     MX_TRY(resolve(b, l, err));
     if (plan->phase == MX_PHASE_PREFILL || !b->graphs) return MX_OK;
     return make_graphs(b, p, err);
@@ -218,8 +198,6 @@ void cuda_plan_free(mx_backend *base, mx_plan *plan) {
     mx_free(p->seg_first);
     mx_free(p->list.items);
     mx_free(p->list.blob);
-    mx_free(p->list.layers);
-    if (p->list.layer_table) cuda_d.cuMemFree(p->list.layer_table);
     mx_free(p);
     plan->handle = NULL;
 }

@@ -70,10 +70,14 @@ static size_t gemv_smem(const cuda_pack_info *pi, k_gemv *a, int32_t tok) {
     at = align128(at + (size_t)tok * cols * (pi->bits == 16 ? 4 : 2));
     a->off_xm = (int32_t)at;
     if (pi->bits != 16) at = align128(at + (size_t)tok * cols / (size_t)pi->sum_cols * 4);
+    int32_t run = (a->n_kb + (int32_t)warps - 1) / (int32_t)warps * pi->kb;
+    a->n_slices = (run + KSLICE - 1) / KSLICE;
     a->off_d = (int32_t)at;
-    at += 2 * warps * 8 * 4;
+    at = align128(at + warps * (8 + (size_t)a->n_slices * (size_t)tok) * 4);
     a->off_part = (int32_t)at;
-    return at + 2 * warps * 8 * 16 * 4;
+    at += 2 * warps * (size_t)tok * 16 * 4;
+    a->off_gamma = (int32_t)at;
+    return at + (a->gamma ? cols * 4 : 0);
 }
 
 // Tokens that kernel v of a format prepares at once.
@@ -100,6 +104,19 @@ static int gemv_choose(const cuda_backend *b, const cuda_pack_info *pi, k_gemv *
     return -1;
 }
 
+// Which parts of a ring are asked for before the activations. They queue behind what is on its way:
+// so half of the ring, or, when there is no more than the ring holds and so nothing to do but wait,
+// all of it, one part at a time.
+static void ask_early(const cuda_backend *b, const cuda_pack_info *pi, k_gemv *a, int v) {
+    bool many = gemv_tokens(pi, v) == 8;
+    int32_t warps = many ? 16 : 8, slots = many ? KGEMV_SLOTS_16 : KGEMV_SLOTS_8;
+    int32_t run = (a->n_kb + warps - 1) / warps * pi->block_bytes;
+    int32_t items = (a->n_items + b->n_sm - 1) / b->n_sm * (a->act != KACT_NONE ? 2 : 1);
+    bool all = (run + pi->slot_bytes - 1) / pi->slot_bytes * items <= slots;
+    a->early = all ? slots : 2;
+    a->one_by_one = all;
+}
+
 static bool lower_gemv(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l) {
     const cuda_pack_info *pi = cuda_pack_get(p->w[0]->pack);
     const mx_tensor *x = p->x;
@@ -123,6 +140,7 @@ static bool lower_gemv(cuda_backend *b, const cuda_product *p, CUdeviceptr arena
     size_t smem = gemv_smem(pi, &a, gemv_tokens(pi, v));
     // More than half of an SM, so that the next kernel's CTAs spread one an SM.
     smem = MX_MAX(smem, (size_t)b->smem_sm / 2 + 1024);
+    ask_early(b, pi, &a, v);
     int32_t passes = (a.n_tok + a.pass_tok - 1) / a.pass_tok;
     cuda_kernel k = (cuda_kernel)(CK_gemv_a4g32_t1 + (p->w[0]->pack - 1) * 3 + v);
     CUDA_LAUNCH(b, l, k, a, MX_MIN(a.n_items, b->n_sm), passes, 1,
@@ -227,10 +245,6 @@ static void lower_lt(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, 
     }
 }
 
-static int32_t type_of(mx_dtype t) {
-    return t == MX_F16 ? KTYPE_F16 : t == MX_BF16 ? KTYPE_BF16 : KTYPE_F32;
-}
-
 static void lower_rows(cuda_backend *b, const cuda_product *p, int i, CUdeviceptr arena,
                        cuda_list *l) {
     const mx_tensor *w = p->w[i];
@@ -244,10 +258,10 @@ static void lower_rows(cuda_backend *b, const cuda_product *p, int i, CUdevicept
                          .biases = s.w + w->biases_offset,
                          .row_bytes = (int64_t)code,
                          .scale_row_bytes = (int64_t)(all - code) / 2,
-                         .type = affine ? KTYPE_AFFINE : type_of(w->fmt.dtype),
+                         .type = affine ? KTYPE_AFFINE : cuda_type_of(w->fmt.dtype),
                          .bits = w->fmt.bits,
                          .group = w->fmt.group,
-                         .scale_type = type_of(w->fmt.scale_dtype)},
+                         .scale_type = cuda_type_of(w->fmt.scale_dtype)},
                    .x = cuda_address(b, p->x, arena),
                    .y = s.y,
                    .bias = s.bias,

@@ -3,8 +3,7 @@
 // Four warps share a split and each takes 16 tokens a step. Scores on tensor cores: K rows are
 // loaded straight into the A operand (lane (g, t): dims 32i + 8t .. +7 of tokens g and g + 8), the
 // group's heads are the columns of B, q in a high and a low half. V in float32: a few lanes a
-// token, probabilities by shuffle. Used by the kernel of one op and by the kernel of many layers,
-// with the same rounding.
+// token, probabilities by shuffle.
 #pragma once
 #include "dev.cuh"
 
@@ -31,9 +30,17 @@ __device__ __forceinline__ float cap_score(float s, float cap) {
 #define PART_FLOATS(NR, hd) ((NR) * ((hd) + 4))
 enum { MAX_PARTS = 64 };
 
-// Tokens of one split when n_split share len tokens.
-__device__ __forceinline__ int split_tokens(int len, int n_split) {
-    return ((len + n_split - 1) / n_split + 16 * NW - 1) & ~(16 * NW - 1);
+// Splits that share a context: `few` of at most `most` until their warps have two tiles of 16
+// tokens each; a tile a warp at least.
+__device__ __forceinline__ int splits_of(Span sp, int most, int few) {
+    int tiles = (sp.end - sp.lo + 15) >> 4;
+    return min(tiles <= 2 * NW * few ? few : most, (tiles + NW - 1) / NW);
+}
+// Positions of a split of `active`, in whole tiles.
+__device__ __forceinline__ void split_bounds(Span sp, int active, int split, int &c0, int &c1) {
+    int tiles = (sp.end - sp.lo + 15) >> 4;
+    c0 = sp.lo + split * tiles / active * 16;
+    c1 = min(sp.lo + (split + 1) * tiles / active * 16, sp.end);
 }
 
 // Weights of the n partial results (m, l) of a head; lane k holds those of k and k + 32.
@@ -47,24 +54,40 @@ __device__ __forceinline__ void split_weights(const float *m, const float *l, in
     if (lane + 32 < n) w[lane + 32] = e1 * inv;
 }
 
-// The partial results of a split's warps, added in order: out(i, first of its head, head, m, l, x).
+// The partial results of a split's warps, added in order, by warp w of n_warps: out(head, d, x, m,
+// l) gets numbers d .. d+3 of a head.
 template <int NR, class Out>
-__device__ __forceinline__ void merge_warps(const float *so, int hd, int n_heads, int thread,
-                                            int n_threads, Out out) {
-    int stride = PART_FLOATS(NR, hd);
-    for (int i = thread; i < n_heads * hd; i += n_threads) {
-        int h = i / hd;
-        const float *ml = so + NR * hd + 2 * h;
-        float m = -1e30f, l = 0.f, x = 0.f;
-#pragma unroll
-        for (int k = 0; k < NW; k++) m = fmaxf(m, ml[k * stride]);
+__device__ __forceinline__ void merge_warps(const float *so, int hd, int n_heads, int w,
+                                            int n_warps, Out out) {
+    int stride = PART_FLOATS(NR, hd), lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (int h = w; h < n_heads; h += n_warps) {
+        float e[NW], m = -1e30f, l = 0.f;
+        float2 ml[NW];
 #pragma unroll
         for (int k = 0; k < NW; k++) {
-            float e = exp2f(ml[k * stride] - m);
-            l = fmaf(e, ml[k * stride + 1], l), x = fmaf(e, so[k * stride + i], x);
+            ml[k] = *reinterpret_cast<const float2 *>(so + k * stride + NR * hd + 2 * h);
+            m = fmaxf(m, ml[k].x);
         }
-        out(i, i == h * hd, h, m, l, x);
+#pragma unroll
+        for (int k = 0; k < NW; k++) e[k] = exp2f(ml[k].x - m), l = fmaf(e[k], ml[k].y, l);
+#pragma unroll 1
+        for (int d = lane * 4; d < hd; d += 128) {
+            float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+            for (int k = 0; k < NW; k++) {
+                float4 v = *reinterpret_cast<const float4 *>(so + k * stride + h * hd + d);
+                x.x = fmaf(e[k], v.x, x.x), x.y = fmaf(e[k], v.y, x.y);
+                x.z = fmaf(e[k], v.z, x.z), x.w = fmaf(e[k], v.w, x.w);
+            }
+            out(h, d, x, m, l);
+        }
     }
+}
+
+__device__ __forceinline__ float4 over(float4 x, float l) {
+    return l > 0.f ? make_float4(x.x / l, x.y / l, x.z / l, x.w / l)
+                   : make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
 // What a sequence's state looks like to one KV head.
@@ -81,14 +104,17 @@ struct Paged {
     }
 };
 
-// q of a group of heads as B operands: piece i of [2][I][32]; q(h, d) gives the numbers.
-template <int HD, class Q>
+// q (n_heads, hd; rows of ldq, in shared memory) as B operands: piece i of [2][I][32].
+template <int HD>
 __device__ __forceinline__ void pack_q(uint4 (*sq)[HD / 32][32], int i, int n_heads, int hd,
-                                       float qs, int lane, Q q) {
+                                       float qs, int lane, const float *q, int ldq) {
     int g = lane >> 2, t = lane & 3, d = 32 * i + 8 * t;
-    float v[8];
-#pragma unroll
-    for (int e = 0; e < 8; e++) v[e] = (g < n_heads && d + e < hd) ? q(g, d + e) * qs : 0.f;
+    float4 a = make_float4(0.f, 0.f, 0.f, 0.f), b = a;
+    if (g < n_heads && d < hd) {
+        a = *reinterpret_cast<const float4 *>(q + g * ldq + d);
+        b = *reinterpret_cast<const float4 *>(q + g * ldq + d + 4);
+    }
+    float v[8] = {a.x * qs, a.y * qs, a.z * qs, a.w * qs, b.x * qs, b.y * qs, b.z * qs, b.w * qs};
     uint32_t hi[4], lo[4];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -128,31 +154,56 @@ template <int HD, int NR> struct Tiles {
         next = p + 16 * NW < c1 ? s.at(p + 16 * NW) : 0;
     }
     __device__ __forceinline__ void load_k(int64_t at) {
-        const uint4 zero = make_uint4(0, 0, 0, 0);
+        const __half *k = s.K + at + g * s.hd + 8 * t, *k8 = k + 8 * s.hd;
 #pragma unroll
         for (int i = 0; i < I; i++) {
-            int d = 32 * i + 8 * t;
-            bool ok = d < s.hd;
-            ka[i] = ok ? ld_stream(s.K + at + (int64_t)g * s.hd + d) : zero;
-            kb[i] = ok ? ld_stream(s.K + at + (int64_t)(g + 8) * s.hd + d) : zero;
+            bool ok = 32 * i + 8 * t < s.hd;
+            ka[i] = ok ? ld_stream(k + 32 * i) : make_uint4(0, 0, 0, 0);
+            kb[i] = ok ? ld_stream(k8 + 32 * i) : make_uint4(0, 0, 0, 0);
         }
     }
-    __device__ __forceinline__ uint4 load_v(int64_t at, int q, int j, int more) {
-        int tok = j * TPR + vt, d = vd + more;
-        bool ok = d < s.hd && q + tok < sp.end && q + tok >= sp.first;
-        return ok ? ld_stream(s.V + at + (int64_t)tok * s.hd + d) : make_uint4(0, 0, 0, 0);
+    // v: of this lane's first token.
+    __device__ __forceinline__ uint4 load_v(const __half *v, int q, int j, int more) {
+        int tok = j * TPR + vt;
+        bool ok =
+            vd + more < s.hd && (unsigned)(q + tok - sp.first) < (unsigned)(sp.end - sp.first);
+        return ok ? ld_stream(v + (size_t)(j * TPR * s.hd + more)) : make_uint4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ const __half *v_at(int64_t at) {
+        return s.V + at + vt * s.hd + vd;
     }
     __device__ __forceinline__ void load_first() {
         load_k(base);
         if (HOLD_V) {
 #pragma unroll
-            for (int j = 0; j < J; j++) vv[HOLD_V ? j : 0] = load_v(base, p, j, 0);
+            for (int j = 0; j < J; j++) vv[HOLD_V ? j : 0] = load_v(v_at(base), p, j, 0);
         }
     }
-    // Every step of this warp; the first one's rows are loaded.
-    __device__ __forceinline__ void run(const uint4 (*sq)[I][32], float softcap) {
+    // Every step of this warp; the first one's rows are loaded. kv: null, or K and V of the last
+    // position, kv[hd] and kv[HD + hd] in shared memory, which are not yet in the state.
+    __device__ __forceinline__ void run(const uint4 (*sq)[I][32], float softcap, const __half *kv) {
 #pragma unroll 1
-        for (; p < c1; p += 16 * NW) step(sq, softcap);
+        for (; p < c1; p += 16 * NW) {
+            if (kv) put_fresh(kv, sp.end - 1 - p);
+            step(sq, softcap);
+        }
+    }
+    // Row r of the loaded ones becomes the fresh one.
+    __device__ __forceinline__ void put_fresh(const __half *kv, int r) {
+        if (r >= 16) return;
+#pragma unroll
+        for (int i = 0; i < I; i++) {
+            int d = 32 * i + 8 * t;
+            if (d >= s.hd) continue;
+            if (r == g) ka[i] = *reinterpret_cast<const uint4 *>(kv + d);
+            if (r == g + 8) kb[i] = *reinterpret_cast<const uint4 *>(kv + d);
+        }
+#pragma unroll
+        for (int j = 0; j < (HOLD_V ? J : 0); j++) {
+            if (r == j * TPR + vt && vd < s.hd) {
+                vv[HOLD_V ? j : 0] = *reinterpret_cast<const uint4 *>(kv + HD + vd);
+            }
+        }
     }
     __device__ __forceinline__ void step(const uint4 (*sq)[I][32], float softcap) {
         float c[4] = {0.f, 0.f, 0.f, 0.f}, c2[4] = {0.f, 0.f, 0.f, 0.f};
@@ -168,7 +219,7 @@ template <int HD, int NR> struct Tiles {
         for (int k = 0; k < 4; k++) c[k] += c2[k];
         int pn = p + 16 * NW;
         bool more = pn < c1;
-        int64_t cur = base;
+        const __half *vp = v_at(base);
         if (more) {
             base = next;
             load_k(base);
@@ -179,14 +230,15 @@ template <int HD, int NR> struct Tiles {
             for (int k = 0; k < 4; k++) c[k] = cap_score(c[k], softcap) * LOG2E;
         }
         weigh(c);
+        const __half *vn = v_at(base);
 #pragma unroll
         for (int j = 0; j < J; j++) {
             float f[DPL];
-            uint4 v = HOLD_V ? vv[HOLD_V ? j : 0] : load_v(cur, p, j, 0);
+            uint4 v = HOLD_V ? vv[HOLD_V ? j : 0] : load_v(vp, p, j, 0);
             f[0] = h_lo(v.x), f[1] = h_hi(v.x), f[2] = h_lo(v.y), f[3] = h_hi(v.y);
             f[4] = h_lo(v.z), f[5] = h_hi(v.z), f[6] = h_lo(v.w), f[7] = h_hi(v.w);
             if constexpr (DPL == 16) {
-                uint4 u = load_v(cur, p, j, 8);
+                uint4 u = load_v(vp, p, j, 8);
                 f[8] = h_lo(u.x), f[9] = h_hi(u.x), f[10] = h_lo(u.y), f[11] = h_hi(u.y);
                 f[12] = h_lo(u.z), f[13] = h_hi(u.z), f[14] = h_lo(u.w), f[15] = h_hi(u.w);
             }
@@ -199,7 +251,7 @@ template <int HD, int NR> struct Tiles {
 #pragma unroll
                 for (int d = 0; d < DPL; d++) o[h][d] = fmaf(pr, f[d], o[h][d]);
             }
-            if (HOLD_V && more) vv[HOLD_V ? j : 0] = load_v(base, pn, j, 0);
+            if (HOLD_V && more) vv[HOLD_V ? j : 0] = load_v(vn, pn, j, 0);
         }
     }
     // Scores to probabilities against the running maximum.
@@ -249,10 +301,12 @@ template <int HD, int NR> struct Tiles {
 #pragma unroll
                 for (int d = 0; d < DPL; d++) o[h][d] += __shfl_xor_sync(FULL, o[h][d], i);
             }
-            if (lane < LT && h < n_heads) {
+            if (lane < LT && h < n_heads && vd < s.hd) {
+                float4 *to = reinterpret_cast<float4 *>(mine + h * s.hd + vd);
 #pragma unroll
-                for (int d = 0; d < DPL; d++) {
-                    if (vd + d < s.hd) mine[h * s.hd + vd + d] = o[h][d];
+                for (int d = 0; d < DPL / 4; d++) {
+                    to[d] =
+                        make_float4(o[h][4 * d], o[h][4 * d + 1], o[h][4 * d + 2], o[h][4 * d + 3]);
                 }
             }
         }

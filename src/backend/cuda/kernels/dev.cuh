@@ -74,6 +74,10 @@ __device__ __forceinline__ uint4 ld_stream(const void *p) {
     return v;
 }
 
+__device__ __forceinline__ void prefetch_l2(const void *p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 __device__ __forceinline__ float bf_lo(uint32_t v) {
     return __uint_as_float(v << 16);
 }
@@ -152,7 +156,7 @@ __device__ __forceinline__ float block_sum(float v, float *tmp) {
     return warp_sum(s);
 }
 __device__ __forceinline__ float activate(float x, int act) {
-    if (act == 0) return x / (1.f + expf(-x));
+    if (act == 0) return __fdividef(x, 1.f + __expf(-x));
     if (act == 1) {
         float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
         return 0.5f * x * (1.f + tanhf(u));

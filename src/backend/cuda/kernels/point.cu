@@ -85,25 +85,18 @@ ENTRY __launch_bounds__(128) rope_kv(PAR const k_rope a) {
     int kh = is_q ? 0 : (h - a.n_head) % max(1, a.n_kv_head);
     const float *x = is_q ? a.q + row * a.ldq + h * a.head_dim
                           : (is_v ? a.v + row * a.ldv : a.k + row * a.ldk) + kh * a.head_dim;
-    Turn turn = {a.head_dim,
-                 a.n_rot,
-                 a.interleaved,
-                 a.eps,
-                 is_q   ? a.qn
-                 : is_v ? nullptr
-                        : a.kn,
-                 !is_v && a.cs ? a.cs + row * a.ldcs : nullptr};
+    const float *cs = a.cs + row * a.ldcs, *norm = is_q ? a.qn : is_v ? nullptr : a.kn;
+    Turn turn = {a.head_dim, a.n_rot, a.interleaved, a.eps, norm != nullptr, !is_v && a.cs};
     int64_t at = is_q ? row * a.ldy + (int64_t)h * a.head_dim
                       : state_index(slot, kh, a.n_kv_head, a.page_tokens, a.head_dim);
     uint8_t *state = is_v ? a.vs : a.ks;
-    auto load = [&](int d0, float *v) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int d = d0 + i * 32 + lane;
-            v[i] = d < a.head_dim ? ldx(x + d) : 0.f;
-        }
-    };
-    turn_head(turn, sh[warp], lane, load, [&](int d, float v) {
+#pragma unroll 4
+    for (int d = lane; d < a.head_dim; d += 32) sh[warp][d] = ldx(x + d);
+    __syncwarp();
+    auto get = [&](int d) { return sh[warp][d]; };
+    auto angle = [&](int k) { return ldx(cs + k); };
+    auto weight = [&](int d) { return __ldg(norm + d); };
+    turn_head(turn, lane, get, angle, weight, [&](int d, float v) {
         if (is_q) {
             a.y[at + d] = v;
         } else {

@@ -1,4 +1,0 @@
-// Steps over b16 weights.
-#include "step.cuh"
-
-STEPS(b16)
