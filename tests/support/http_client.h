@@ -259,7 +259,7 @@ static inline reply post(const server *s, const char *path, const char *body) {
 static inline json_t *json_of(reply r, int status, const char *what) {
     json_t *v = json_loadb(r.body.n ? r.body.data : "", r.body.n, JSON_ALLOW_NUL, NULL);
     if (r.status != status || !v || !r.whole) {
-        fail_msg("%s: status %d, expected %d: %.*s", what, r.status, status, (int)r.body.n,
+        fail_msg("%.200s: status %d, expected %d: %.*s", what, r.status, status, (int)r.body.n,
                  r.body.n ? r.body.data : "");
     }
     reply_free(&r);
@@ -325,7 +325,7 @@ static inline json_t *parse_events(const mx_buf *b) {
 
 static inline json_t *post_stream(const server *s, const char *path, const char *body) {
     reply r = post(s, path, body);
-    if (r.status != 200 || !r.whole) fail_msg("%s: status %d: %s", body, r.status, r.body.data);
+    if (r.status != 200 || !r.whole) fail_msg("%.200s: status %d: %s", body, r.status, r.body.data);
     const char *type = reply_header(&r, "Content-Type");
     assert_true(type && strncmp(type, "text/event-stream", 17) == 0);
     json_t *events = parse_events(&r.body);
