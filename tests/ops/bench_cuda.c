@@ -223,7 +223,7 @@ static void bench_read(void) {
     }
     k_chain a = {.x = buf->device, .y = buf->device, .n = (int64_t)(n / 16)};
     cuda_item it = {.grid = {(uint32_t)cb->n_sm * 64, 1, 1}, .block = 512};
-    must(cuda_kernel_get(cb, CK_read_rate, &it.fn, &e), &e);
+    must(cuda_kernel_get(cb, CK_read_rate, false, &it.fn, &e), &e);
     CUevent ev[2];
     cuda_d.cuEventCreate(&ev[0], 0), cuda_d.cuEventCreate(&ev[1], 0);
     double t[21];

@@ -352,7 +352,7 @@ static rig *rig_open(uint64_t s) {
     b->stream = (CUstream)(uintptr_t)1;
     b->copy = (CUstream)(uintptr_t)2;
     b->n_sm = 4;
-    for (int k = 0; k < CK_COUNT; k++) b->fn[k] = (CUfunction)(uintptr_t)(k + 1);
+    for (int k = 0; k < CK_COUNT; k++) b->fn[0][k] = (CUfunction)(uintptr_t)(k + 1);
     b->count.pinned = true;
     b->ring_shape = (mx_feed_shape){.n_readers = 5, .n_slots = 7, .slot_bytes = 16384};
     b->stage_bytes = 300000;

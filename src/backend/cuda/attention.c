@@ -127,6 +127,7 @@ static void launch_rows(cuda_backend *b, const k_attn *all, cuda_kernel kernel, 
         // Two warps more turn k and v while four turn q.
         CUDA_LAUNCH(b, l, kernel, a, a.n_split, a.n_groups, a.n_rows, a.k ? 192 : 128,
                     4 * nr * (a.head_dim + 4) * 4);
+        l->items[l->n_items - 1].apart = !a.k;
     }
 }
 
@@ -173,13 +174,14 @@ static int32_t size_of_head(const k_attn *a) { // 64, 128, 256, 512
     return a->head_dim <= 64 ? 0 : a->head_dim <= 128 ? 1 : a->head_dim <= 256 ? 2 : 3;
 }
 
-static void launch_decode(cuda_backend *b, const mx_op *op, k_attn *a, cuda_list *l) {
+// The kernel for a's heads; fills in how they and their contexts are split.
+static cuda_kernel choose_decode(const cuda_backend *b, const mx_op *op, k_attn *a) {
     int32_t size = size_of_head(a), most = size == 3 ? 4 : 8, nr = 1, lg = 0;
     while (nr < a->n_rep && nr < most) nr *= 2, lg++;
     a->group_heads = nr;
     a->n_groups = a->n_kv_head * ((a->n_rep + nr - 1) / nr);
     choose_splits(b, op, a);
-    launch_rows(b, a, (cuda_kernel)(CK_attn_h64_r1 + size * 4 + lg), l);
+    return (cuda_kernel)(CK_attn_h64_r1 + size * 4 + lg);
 }
 
 static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CUdeviceptr arena,
@@ -198,7 +200,8 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
         CUDA_LAUNCH(b, l, CK_prefill_h64 + size, a, blocks, a.n_head, 1, 128, 2 * stage);
         return;
     }
-    launch_decode(b, op, &a, l);
+    cuda_kernel kernel = choose_decode(b, op, &a);
+    launch_rows(b, &a, kernel, l);
 }
 
 // With one row a sequence, all that a row needs of this step is its own k and v, which the kernel
@@ -219,13 +222,16 @@ int32_t cuda_lower_turned(cuda_backend *b, const mx_plan *plan, int32_t first, i
         k.ldv % 4) {
         return 0;
     }
+    cuda_kernel kernel = choose_decode(b, op, &a);
+    // Many CTAs: better apart from the others.
+    if ((int64_t)a.n_split * a.n_groups * a.n_rows > 4 * (int64_t)b->n_sm) return 0;
     a.q = k.q, a.ldq = k.ldq;
     a.k = k.k, a.ldk = k.ldk;
     a.v = k.v, a.ldv = k.ldv;
     a.cs = k.cs, a.ldcs = k.ldcs, a.n_rot = k.n_rot, a.interleaved = k.interleaved;
     a.qn = k.qn, a.kn = k.kn, a.eps = k.eps;
     a.ks_out = k.ks, a.vs_out = k.vs, a.kv_slot = k.kv_slot;
-    launch_decode(b, op, &a, l);
+    launch_rows(b, &a, kernel, l);
     return 2;
 }
 

@@ -39,6 +39,7 @@ typedef enum cuda_item_kind { CUDA_ITEM_KERNEL, CUDA_ITEM_LT } cuda_item_kind;
 typedef struct cuda_item {
     cuda_item_kind kind;
     cuda_kernel kernel;
+    bool apart; // see cuda_kernel_get
     CUfunction fn;
     uint32_t grid[3], block, smem;
     size_t arg_offset;
@@ -67,8 +68,9 @@ typedef struct cuda_backend {
     char name[128], arch[32];
     CUmodule modules[CUDA_MAX_MODULES];
     int32_t n_modules;
-    CUfunction fn[CK_COUNT];   // resolved at first use
-    int32_t fn_smem[CK_COUNT]; // dynamic shared memory it may have
+    CUmodule attn_apart;          // a second copy of that image; NULL: not needed yet
+    CUfunction fn[2][CK_COUNT];   // [apart]; resolved at first use
+    int32_t fn_smem[2][CK_COUNT]; // dynamic shared memory it may have
     mx_step_caps caps;
     mx_step_layout layout;
     CUdeviceptr step;
@@ -159,7 +161,13 @@ uint64_t cuda_address(const cuda_backend *b, const mx_tensor *t, CUdeviceptr are
 // Runs one item on the stream. first: the launch may not overlap what is before it.
 mx_status cuda_run_item(cuda_backend *b, const cuda_item *it, const uint8_t *blob, bool overlap,
                         mx_err *err);
-mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, CUfunction *fn, mx_err *err);
+
+// Kernels run side by side, the next one starting early, when they divide an SM's memory alike: all
+// for shared memory. Apart: attention that fills the GPU by itself keeps more of it as cache, since
+// what is on its way to registers takes a place there; a second copy of the kernel.
+mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, bool apart, CUfunction *fn, mx_err *err);
+// cuMemAlloc; the error of too little memory has numbers.
+mx_status cuda_take(cuda_backend *b, size_t n_bytes, CUdeviceptr *out, mx_err *err);
 
 // upload.c
 mx_status cuda_upload(mx_backend *base, mx_tensor *out, const mx_wview *w, mx_err *err);

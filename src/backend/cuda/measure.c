@@ -36,7 +36,7 @@ static mx_status time_reads(cuda_backend *b, const mx_buffer *buf, CUevent from,
                             double *seconds, mx_err *err) {
     k_chain a = {.x = buf->device, .y = buf->device, .n = (int64_t)(buf->n_bytes / 16)};
     cuda_item it = {.grid = {(uint32_t)b->n_sm * 64, 1, 1}, .block = 512};
-    MX_TRY(cuda_kernel_get(b, CK_read_rate, &it.fn, err));
+    MX_TRY(cuda_kernel_get(b, CK_read_rate, false, &it.fn, err));
     double t[ROUNDS];
     for (int i = -WARM_UP; i < ROUNDS; i++) {
         float ms = 0;

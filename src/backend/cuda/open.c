@@ -39,18 +39,37 @@ const cuda_pack_info *cuda_pack_get(int pack) {
     return &packs[pack];
 }
 
-mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, CUfunction *fn, mx_err *err) {
-    for (int i = 0; !b->fn[k] && i < b->n_modules; i++) {
+static mx_status find_kernel(cuda_backend *b, cuda_kernel k, bool apart, CUfunction *fn,
+                             mx_err *err) {
+    for (int i = 0; i < b->n_modules; i++) {
         if (strcmp(cuda_image_names[i], kernels[k].image) != 0) continue;
-        CUresult r = cuda_d.cuModuleGetFunction(&b->fn[k], b->modules[i], kernels[k].name);
-        if (r != CUDA_SUCCESS) return cuda_check(r, err, kernels[k].name);
+        CUmodule m = b->modules[i];
+        if (apart) {
+            CHECK(strcmp(kernels[k].image, "attn") == 0);
+            if (!b->attn_apart) {
+                CUDA_TRY(cuda_d.cuModuleLoadData(&b->attn_apart, cuda_images[i]), err);
+            }
+            m = b->attn_apart;
+        }
+        return cuda_check(cuda_d.cuModuleGetFunction(fn, m, kernels[k].name), err, kernels[k].name);
     }
-    if (!b->fn[k]) return mx_err_set(err, MX_INTERNAL, "kernel %s is in no image", kernels[k].name);
-    *fn = b->fn[k];
-    // One division of an SM's memory for all: kernels that want another do not run side by side.
-    return cuda_check(
-        cuda_d.cuFuncSetAttribute(*fn, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
-        err, kernels[k].name);
+    return mx_err_set(err, MX_INTERNAL, "kernel %s is in no image", kernels[k].name);
+}
+
+mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, bool apart, CUfunction *fn, mx_err *err) {
+    CUfunction *known = &b->fn[apart][k];
+    if (!*known) {
+        CUfunction f = NULL;
+        MX_TRY(find_kernel(b, k, apart, &f, err));
+        if (!apart) {
+            CUDA_TRY(cuda_d.cuFuncSetAttribute(
+                         f, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+                     err);
+        }
+        *known = f;
+    }
+    *fn = *known;
+    return MX_OK;
 }
 
 static void get_facts(mx_backend *base, mx_backend_facts *out) {
@@ -72,23 +91,25 @@ static void get_facts(mx_backend *base, mx_backend_facts *out) {
     out->memory_bytes = total;
 }
 
+mx_status cuda_take(cuda_backend *b, size_t n_bytes, CUdeviceptr *out, mx_err *err) {
+    CUresult r = cuda_d.cuMemAlloc(out, n_bytes);
+    if (r != CUDA_ERROR_OUT_OF_MEMORY) return cuda_check(r, err, "cuMemAlloc");
+    size_t avail = 0, total = 0;
+    cuda_d.cuMemGetInfo(&avail, &total);
+    return mx_err_set(err, MX_NOMEM, "%s: %.2f GiB more, %.2f of %.2f GiB are free", b->name,
+                      (double)n_bytes / 1073741824.0, (double)avail / 1073741824.0,
+                      (double)total / 1073741824.0);
+}
+
 mx_status cuda_alloc(mx_backend *base, mx_buffer **out, size_t n_bytes, mx_usage use, mx_err *err) {
     cuda_backend *b = cuda_of(base);
     *out = NULL;
     CUDA_TRY(cuda_use(b), err);
     CUdeviceptr p = 0;
     size_t n = n_bytes ? n_bytes : 1;
-    CUresult r = cuda_d.cuMemAlloc(&p, n);
-    if (r == CUDA_ERROR_OUT_OF_MEMORY) {
-        size_t avail = 0, total = 0;
-        cuda_d.cuMemGetInfo(&avail, &total);
-        return mx_err_set(err, MX_NOMEM, "%s: %.2f GiB more, %.2f of %.2f GiB are free", b->name,
-                          (double)n / 1073741824.0, (double)avail / 1073741824.0,
-                          (double)total / 1073741824.0);
-    }
-    MX_TRY(cuda_check(r, err, "cuMemAlloc"));
+    MX_TRY(cuda_take(b, n, &p, err));
     if (use != MX_USE_WEIGHT) {
-        r = cuda_d.cuMemsetD8Async(p, 0, n, b->stream);
+        CUresult r = cuda_d.cuMemsetD8Async(p, 0, n, b->stream);
         if (r == CUDA_SUCCESS) r = cuda_d.cuStreamSynchronize(b->stream);
         if (r != CUDA_SUCCESS) cuda_d.cuMemFree(p);
         MX_TRY(cuda_check(r, err, "clearing memory"));
@@ -159,6 +180,7 @@ static void close_backend(mx_backend *base) {
     }
     if (b->tickets) cuda_d.cuMemFree(b->tickets);
     for (int i = 0; i < b->n_modules; i++) cuda_d.cuModuleUnload(b->modules[i]);
+    if (b->attn_apart) cuda_d.cuModuleUnload(b->attn_apart);
     if (b->copy) cuda_d.cuStreamDestroy(b->copy);
     if (b->stream) cuda_d.cuStreamDestroy(b->stream);
     if (b->ctx) cuda_d.cuDevicePrimaryCtxRelease(b->dev);
@@ -279,7 +301,7 @@ const char *mx_cuda_archs(void) {
 int32_t mx_cuda_unused_kernels(mx_backend *b, const char **names, int32_t cap) {
     int32_t n = 0;
     for (int k = 0; k < CK_COUNT; k++) {
-        if (cuda_of(b)->fn[k]) continue;
+        if (cuda_of(b)->fn[0][k] || cuda_of(b)->fn[1][k]) continue;
         if (n < cap) names[n] = kernels[k].name;
         n++;
     }

@@ -53,7 +53,7 @@ static mx_status scratch_of(cuda_backend *b, size_t n, CUdeviceptr *out, mx_err 
     if (!b->scratch || b->scratch->n_bytes < n) {
         size_t size = MX_MAX(n, (size_t)1 << 20);
         CUdeviceptr p = 0;
-        CUDA_TRY(cuda_d.cuMemAlloc(&p, size), err);
+        MX_TRY(cuda_take(b, size, &p, err));
         cuda_scratch *s = mx_alloc(sizeof(*s));
         *s = (cuda_scratch){.next = b->scratch, .base = p, .n_bytes = size};
         b->scratch = s;
@@ -74,7 +74,7 @@ static mx_status tickets_of(cuda_backend *b, size_t n, CUdeviceptr *out, mx_err 
     if (b->n_tickets < n) { // the old block joins the scratch list: older plans use it
         size_t size = MX_MAX(n * 4, (size_t)65536);
         CUdeviceptr p = 0;
-        CUDA_TRY(cuda_d.cuMemAlloc(&p, size), err);
+        MX_TRY(cuda_take(b, size, &p, err));
         CUDA_TRY(cuda_d.cuMemsetD8Async(p, 0, size, b->stream), err);
         CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
         if (b->tickets) keep_block(b, b->tickets);
@@ -106,9 +106,10 @@ static mx_status resolve(cuda_backend *b, cuda_list *l, mx_err *err) {
     for (int32_t i = 0; i < l->n_items; i++) {
         cuda_item *it = &l->items[i];
         if (it->kind != CUDA_ITEM_KERNEL) continue;
-        MX_TRY(cuda_kernel_get(b, it->kernel, &it->fn, err));
-        if (it->smem > 16 * 1024 && (int32_t)it->smem > b->fn_smem[it->kernel]) {
-            b->fn_smem[it->kernel] = (int32_t)it->smem; // static shared memory counts too: 16
+        MX_TRY(cuda_kernel_get(b, it->kernel, it->apart, &it->fn, err));
+        int32_t *most = &b->fn_smem[it->apart][it->kernel];
+        if (it->smem > 16 * 1024 && (int32_t)it->smem > *most) {
+            *most = (int32_t)it->smem; // static shared memory counts too: 16
             CUDA_TRY(cuda_d.cuFuncSetAttribute(
                          it->fn, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)it->smem),
                      err);
@@ -225,7 +226,7 @@ mx_status cuda_step_init(mx_backend *base, const mx_step_caps *caps, mx_step_io 
     b->caps = *caps;
     b->layout = mx_step_bind(caps, NULL, NULL);
     size_t n = b->layout.total_bytes;
-    CUDA_TRY(cuda_d.cuMemAlloc(&b->step, n), err);
+    MX_TRY(cuda_take(b, n, &b->step, err));
     CUDA_TRY(cuda_d.cuMemsetD8Async(b->step, 0, n, b->stream), err);
     CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
     mx_step_bind(caps, (void *)(uintptr_t)b->step, &b->io);

@@ -60,7 +60,7 @@ static mx_status note_error(cuda_backend *b, mx_status st, const mx_err *e, mx_e
 static mx_status make_stages(cuda_backend *b, mx_err *err) {
     for (int i = 0; i < CUDA_STAGES; i++) {
         cuda_stage *s = &b->stage[i];
-        CUDA_TRY(cuda_d.cuMemAlloc(&s->base, b->stage_bytes), err);
+        MX_TRY(cuda_take(b, b->stage_bytes, &s->base, err));
         CUDA_TRY(cuda_d.cuEventCreate(&s->copied, CU_EVENT_DISABLE_TIMING), err);
         CUDA_TRY(cuda_d.cuEventCreate(&s->packed, CU_EVENT_DISABLE_TIMING), err);
     }
@@ -300,7 +300,8 @@ static mx_status stage_rows(cuda_backend *b, const mx_tensor *out, const matrix 
                        .group = m->w->fmt.group};
     s->item = (cuda_item){.kind = CUDA_ITEM_KERNEL, .block = 256, .grid = {1, 1, 1}};
     s->item.grid[0] = (uint32_t)MX_MIN(((size_t)s->args.n_words + 255) / 256, (size_t)b->n_sm * 32);
-    MX_TRY(cuda_kernel_get(b, (cuda_kernel)(CK_pack_a4g32 + out->pack - 1), &s->item.fn, err));
+    MX_TRY(
+        cuda_kernel_get(b, (cuda_kernel)(CK_pack_a4g32 + out->pack - 1), false, &s->item.fn, err));
     s->ticket = b->ticket;
     s->pending = true;
     return finish_stage(b, b->count.pinned ? &b->stage[last] : s, err);
