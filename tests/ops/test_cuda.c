@@ -2,7 +2,7 @@
 // formats at odd shapes, attention by every schedule, sampling, plans cut into command buffers.
 // Without a GPU the program says why and passes.
 #include "backend/cpu/ref.h"
-#include "backend/cuda/cuda.h"
+#include "support/cuda_rig.h"
 #include "support/op_cases.h"
 
 #include "base/knobs.h"
@@ -26,17 +26,7 @@ static double worst; // greatest error / tolerance since it was cleared
 
 static int open_rigs(void **state) {
     (void)state;
-    for (int i = 0; i < N_RIGS; i++) {
-        mx_backend *b;
-        mx_err e = {0};
-        mx_status s = mx_cuda_open(0, &b, &e);
-        if (s != MX_OK) {
-            printf("skipped: %s\n", e.msg);
-            return 0;
-        }
-        rig_open_on(&rigs[i], b, i == 0, VOCAB);
-    }
-    have = true;
+    have = cuda_rigs_open(rigs, N_RIGS, true, false, VOCAB);
     return 0;
 }
 

@@ -1,7 +1,7 @@
 // The deterministic mode of the CUDA backend, op by op: a row has the same bits alone, among 2 to
 // 65 rows, in a decode and in a prefill plan, and however its sequence was cut into steps. Without
 // a GPU the program says why and passes.
-#include "backend/cuda/cuda.h"
+#include "support/cuda_rig.h"
 #include "support/op_cases.h"
 
 #include "base/knobs.h"
@@ -24,17 +24,7 @@ static int n_compared, failures;
 
 static int open_rigs(void **state) {
     (void)state;
-    for (int i = 0; i < N_RIGS; i++) {
-        mx_backend *b;
-        mx_err e = {0};
-        mx_status s = mx_cuda_open_with(&(mx_cuda_options){.deterministic = true}, &b, &e);
-        if (s != MX_OK) {
-            printf("skipped: %s\n", e.msg);
-            return 0;
-        }
-        rig_open_on(&rigs[i], b, i == 0, VOCAB);
-    }
-    have = true;
+    have = cuda_rigs_open(rigs, N_RIGS, true, true, VOCAB);
     return 0;
 }
 

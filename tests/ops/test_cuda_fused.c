@@ -1,8 +1,7 @@
 // Attention that rotates q and k and writes the state itself gives the bits of the ops by
 // themselves, on the GPU: geometries, formats, page sizes, positions, command buffers; and it does
 // run as one launch. Without a GPU the program says why and passes.
-#include "backend/cuda/cuda.h"
-#include "support/op_rig.h"
+#include "support/cuda_rig.h"
 
 #include "base/mem.h"
 
@@ -46,14 +45,7 @@ static bool have;
 
 static int open_rig(void **state) {
     (void)state;
-    mx_backend *b;
-    mx_err e = {0};
-    if (mx_cuda_open(0, &b, &e) != MX_OK) {
-        printf("skipped: %s\n", e.msg);
-        return 0;
-    }
-    have = true;
-    rig_open_on(&the_rig, b, true, 64);
+    have = cuda_rigs_open(&the_rig, 1, false, false, 64);
     return 0;
 }
 

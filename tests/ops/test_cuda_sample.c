@@ -1,7 +1,6 @@
 // Sampling on the GPU against the host's sampler: the same token for the same row, settings,
 // history and seed. Without a GPU the program says why and passes.
-#include "backend/cuda/cuda.h"
-#include "support/op_rig.h"
+#include "support/cuda_rig.h"
 #include "support/sample_cases.h"
 
 #include <setjmp.h>
@@ -19,14 +18,7 @@ static bool have;
 
 static int open_rig(void **state) {
     (void)state;
-    mx_backend *b;
-    mx_err e = {0};
-    if (mx_cuda_open(0, &b, &e) != MX_OK) {
-        printf("skipped: %s\n", e.msg);
-        return 0;
-    }
-    rig_open_on(&device, b, true, 64);
-    have = true;
+    have = cuda_rigs_open(&device, 1, false, false, 64);
     return 0;
 }
 
