@@ -159,6 +159,10 @@ typedef struct mlxcel_request_params {
     int32_t n_choices;        // default 1
     const char *const *stops; // stop strings, copied
     size_t n_stops;
+    // Reasoning, in which no stop string is looked for: from the first tag, with which the text has
+    // to begin (NULL: the prompt has opened it), to the second one (NULL: there is none). Not
+    // copied.
+    const char *reasoning_open, *reasoning_close;
     int32_t n_logprobs;     // -1: none; k >= 0: of the token, and of the k most likely
     bool show_special;      // text of control tokens is part of the text
     bool score;             // no generation: log-probability of each prompt token after the first

@@ -75,6 +75,8 @@ mx_status seq_open(mlxcel_engine *e, mlxcel_request *r, int32_t choice, mx_err *
     s->n_tokens = s->n_prompt = (int32_t)r->p.n_ids;
     s->detok = mx_detok_open(e->tok, !r->p.show_special);
     stop_init(&s->stop, r->p.stops, r->p.n_stops);
+    if (r->p.reasoning_close)
+        stop_skip_reasoning(&s->stop, r->p.reasoning_open, r->p.reasoning_close);
     mx_buf_init(&s->text, 0);
     return MX_OK;
 }
@@ -144,13 +146,20 @@ static void post_text(mlxcel_engine *e, eng_seq *s, int32_t id, const float *log
     request_post(r, n);
 }
 
-static void post_tail(eng_seq *s) {
+// What the detokenizer and the stops hold back. Returns the index of a stop in it, or -1.
+static int post_tail(eng_seq *s) {
+    mx_buf tail;
+    mx_buf_init(&tail, 0);
     mx_buf_clear(&s->text);
-    stop_flush(&s->stop, &s->text);
-    if (s->text.n == 0) return;
+    mx_detok_flush(s->detok, &tail);
+    int which = stop_push(&s->stop, (mx_str){tail.data, tail.n}, &s->text);
+    if (which < 0) which = stop_flush(&s->stop, &s->text);
+    mx_buf_free(&tail);
+    if (s->text.n == 0) return which;
     event_node *n = request_event(s->req, MLXCEL_EVENT_TEXT, s->choice);
     mx_buf_add(&n->text, s->text.data, s->text.n);
     request_post(s->req, n);
+    return which;
 }
 
 void seq_finish(mlxcel_engine *e, eng_seq *s, mlxcel_finish f, const char *stop_word) {
@@ -158,20 +167,11 @@ void seq_finish(mlxcel_engine *e, eng_seq *s, mlxcel_finish f, const char *stop_
     if (s->finished) return;
     s->finished = true;
     if (f != MLXCEL_FINISH_STOP && f != MLXCEL_FINISH_ERROR && s->detok) {
-        mx_buf tail;
-        mx_buf_init(&tail, 0);
-        mx_detok_flush(s->detok, &tail);
-        mx_buf sink;
-        mx_buf_init(&sink, 0);
-        stop_push(&s->stop, (mx_str){tail.data, tail.n}, &sink);
-        if (sink.n) {
-            event_node *n = request_event(r, MLXCEL_EVENT_TEXT, s->choice);
-            mx_buf_add(&n->text, sink.data, sink.n);
-            request_post(r, n);
+        int which = post_tail(s);
+        if (which >= 0 && f != MLXCEL_FINISH_CANCEL) {
+            f = MLXCEL_FINISH_STOP;
+            stop_word = r->stops[which];
         }
-        mx_buf_free(&tail);
-        mx_buf_free(&sink);
-        post_tail(s);
     }
     if (s->choice == 0) r->first_finish = f;
     double now = mx_now_s();

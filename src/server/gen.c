@@ -81,6 +81,10 @@ static void fill_params(gen *g, const gen_job *j, mlxcel_request_params *p) {
     p->n_choices = g->o.n;
     p->stops = (const char *const *)g->o.stops;
     p->n_stops = g->o.n_stops;
+    if (g->think_on) {
+        p->reasoning_open = g->think_inside ? NULL : think_open_tag;
+        p->reasoning_close = think_close_tag;
+    }
     p->n_logprobs = g->o.want_logprobs ? g->o.logprobs : -1;
     p->show_special = g->o.show_special;
     p->cache_prompt = g->o.cache_prompt;

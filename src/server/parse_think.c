@@ -9,7 +9,7 @@
 
 enum { MAYBE, OPENED, INSIDE, AFTER, OUTSIDE };
 
-static const char open_tag[] = "<think>", close_tag[] = "</think>";
+const char think_open_tag[] = "<think>", think_close_tag[] = "</think>";
 
 static bool is_blank(char c) {
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
@@ -44,10 +44,10 @@ static void take_maybe(think_parser *p, char c, mx_buf *content) {
     hold(p, c);
     size_t n = p->held.n - p->blanks;
     if (n == 0) return;
-    if (n > sizeof open_tag - 1 || memcmp(p->held.data + p->blanks, open_tag, n) != 0) {
+    if (n > sizeof think_open_tag - 1 || memcmp(p->held.data + p->blanks, think_open_tag, n) != 0) {
         p->mode = OUTSIDE;
         flush(p, content);
-    } else if (n == sizeof open_tag - 1) {
+    } else if (n == sizeof think_open_tag - 1) {
         p->mode = OPENED;
         drop_held(p);
     }
@@ -56,9 +56,9 @@ static void take_maybe(think_parser *p, char c, mx_buf *content) {
 // held = blanks, then a proper prefix of the closing tag
 static void take_inside(think_parser *p, char c, mx_buf *reasoning) {
     size_t n = p->held.n - p->blanks;
-    if (c == close_tag[n]) {
+    if (c == think_close_tag[n]) {
         hold(p, c);
-        if (n + 1 < sizeof close_tag - 1) return;
+        if (n + 1 < sizeof think_close_tag - 1) return;
         drop_held(p);
         p->mode = AFTER;
         return;
@@ -69,7 +69,7 @@ static void take_inside(think_parser *p, char c, mx_buf *reasoning) {
     }
     flush(p, reasoning);
     // c cannot continue the tag, but it may begin one (the tag has one '<', its first byte)
-    if (c == close_tag[0] || is_blank(c))
+    if (c == think_close_tag[0] || is_blank(c))
         hold(p, c);
     else
         mx_buf_putc(reasoning, c);

@@ -246,6 +246,7 @@ typedef struct think_parser {
     mx_buf held;
     size_t blanks; // that held begins with
 } think_parser;
+extern const char think_open_tag[8], think_close_tag[9];
 void think_init(think_parser *p, bool enabled, bool inside); // inside: the prompt opened it
 void think_push(think_parser *p, mx_str in, mx_buf *reasoning, mx_buf *content);
 void think_end(think_parser *p, mx_buf *reasoning, mx_buf *content);

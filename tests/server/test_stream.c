@@ -331,14 +331,29 @@ static void reasoning(void **state) {
     assert_int_equal(a.completion, 2);
     assert_int_equal(a.content.n, 0);
     answer_free(&a);
-    // stops end reasoning too
-    a = both(&s, "/v1/chat/completions", USER("x") ",\"stop\":\"reason\"");
-    assert_string_equal(text_of(&a.reasoning), "internal");
-    assert_string_equal(a.finish, "stop");
-    answer_free(&a);
     a = both(&s, "/v1/chat/completions", USER("x") ",\"reasoning_format\":\"none\"");
     assert_int_equal(a.reasoning.n, 0);
     assert_non_null(strstr(text_of(&a.content), "</think>"));
+    answer_free(&a);
+    // stops are for the answer
+    static const char *const stops[][2] = {{"reason", "{\"answer\":1} <think> stays"},
+                                           {"\\n", "{\"answer\":1} <think> stays"},
+                                           {"</think>", "{\"answer\":1} <think> stays"},
+                                           {"ans", "{\""},
+                                           {"{", ""},
+                                           {"think", "{\"answer\":1} <"}};
+    for (size_t i = 0; i < MX_COUNT(stops); i++) {
+        char fields[256];
+        snprintf(fields, sizeof fields, USER("x") ",\"stop\":\"%s\"", stops[i][0]);
+        a = both(&s, "/v1/chat/completions", fields);
+        assert_string_equal(text_of(&a.reasoning), "internal reasoning");
+        assert_string_equal(text_of(&a.content), stops[i][1]);
+        assert_string_equal(a.finish, "stop");
+        answer_free(&a);
+    }
+    a = both(&s, "/v1/chat/completions",
+             USER("x") ",\"reasoning_format\":\"none\",\"stop\":\"reason\"");
+    assert_string_equal(text_of(&a.content), "internal ");
     answer_free(&a);
     server_stop(&s);
     mx_free(path);

@@ -80,10 +80,54 @@ static void nothing_of_a_stop_is_ever_released(void **state) {
     mx_buf_free(&out);
 }
 
+static const struct {
+    bool opened;
+    const char *text, *stop, *expect;
+    bool found;
+} reasoned[] = {
+    {true, "a b</think>c b d", "b", "a b</think>c ", true},
+    {true, "a b</think>\n\nc\nd", "\n", "a b</think>\n\nc", true},
+    {true, "a b, and no end", "b", "a b, and no end", false},
+    {true, "a</th</think>b", "</th", "a</th</think>b", false},
+    {true, "a</think>b", "a</think>b", "a</think>b", false},
+    {false, "<think>a b</think> c b", "b", "<think>a b</think> c ", true},
+    {false, "\n <think>x\n</think>\ny", "\n", "\n <think>x\n</think>\ny", false},
+    {false, "\n <thing>x", "\n", "", true},
+    {false, "a<think>b</think>", "b", "a<think>", true},
+    {false, "<thi", "hi", "<t", true},
+    {false, "\n \n", " ", "\n", true},
+    {false, " <thin", "z", " <thin", false},
+    {false, "", "x", "", false},
+};
+
+static void reasoning_has_no_stops(void **state) {
+    (void)state;
+    for (size_t i = 0; i < MX_COUNT(reasoned); i++) {
+        size_t len = strlen(reasoned[i].text);
+        for (size_t step = 1; step <= 9; step++) {
+            stop_matcher m;
+            mx_buf out;
+            int which = -1;
+            stop_init(&m, &reasoned[i].stop, 1);
+            stop_skip_reasoning(&m, reasoned[i].opened ? NULL : "<think>", "</think>");
+            mx_buf_init(&out, 0);
+            for (size_t k = 0; k < len && which < 0; k += step)
+                which = stop_push(&m, (mx_str){reasoned[i].text + k, MX_MIN(step, len - k)}, &out);
+            if (which < 0) which = stop_flush(&m, &out);
+            mx_buf_putc(&out, 0);
+            assert_string_equal(out.data, reasoned[i].expect);
+            assert_int_equal(which, reasoned[i].found ? 0 : -1);
+            stop_free(&m);
+            mx_buf_free(&out);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(released_text_is_what_precedes_the_match),
         cmocka_unit_test(nothing_of_a_stop_is_ever_released),
+        cmocka_unit_test(reasoning_has_no_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
