@@ -403,6 +403,33 @@ void gen_pump(gen *g) {
     if (done) g->done = true;
 }
 
+static gen_choice *open_choice(const gen *g) {
+    for (int32_t i = 0; i < g->n_submitted; i++) {
+        for (int32_t k = 0; k < g->o.n; k++) {
+            if (!g->jobs[i].choices[k].ended) return &g->jobs[i].choices[k];
+        }
+    }
+    return NULL;
+}
+
+void gen_ping(gen *g) {
+    const char *style = g->q->s->c->sse_ping_style;
+    gen_choice *c = open_choice(g);
+    if (!c || strcmp(style, "comment") == 0) {
+        mx_buf_puts(&g->q->out, ": ping\n\n");
+        return;
+    }
+    const mx_str none = {"", 0};
+    g->tells_progress = strcmp(style, "progress") == 0;
+    if (g->api == API_CHAT)
+        chat_emit(c, "content", none);
+    else if (g->api == API_TEXT)
+        text_emit(c, none);
+    else
+        native_emit(c, none);
+    g->tells_progress = false;
+}
+
 void gen_leave(gen *g) {
     if (g->done) return;
     gen_cancel(g);

@@ -244,7 +244,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *buf, size_t max) {
             shut_down(q->gen);
             if (q->gen->done) finish_stream(q);
         }
-        if (q->out.n == 0 && now.ping && !q->ended) mx_buf_puts(&q->out, ": ping\n\n");
+        if (q->out.n == 0 && now.ping && !q->ended) gen_ping(q->gen);
         if (q->out.full) return MHD_CONTENT_READER_END_WITH_ERROR;
         if (q->out.n > 0) return hand_out(q, buf, max);
         if (q->ended) return MHD_CONTENT_READER_END_OF_STREAM;

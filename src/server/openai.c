@@ -3,6 +3,7 @@
 #include "server/server_int.h"
 
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -222,7 +223,16 @@ void timings_json(mx_buf *out, const mlxcel_timings *t) {
                   t->queue_ms, t->first_token_ms);
 }
 
+static void put_progress(const gen_choice *c, mx_buf *out) {
+    const gen_job *j = c->job;
+    mx_buf_printf(out,
+                  ",\"prompt_progress\":{\"total\":%zu,\"cache\":%d,\"processed\":%d,"
+                  "\"time_ms\":%.0f}",
+                  j->n_ids, j->n_cached, j->n_prefilled, (mx_now_s() - c->g->started_s) * 1e3);
+}
+
 void live_timings(const gen_choice *c, mx_buf *out) {
+    if (c->g->tells_progress) put_progress(c, out);
     if (!c->g->o.timings || c->live.n_decoded == 0) return;
     mx_buf_puts(out, ",\"timings\":");
     timings_json(out, &c->live);

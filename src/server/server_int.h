@@ -337,6 +337,7 @@ struct gen {
     tool_format tool_format;
     const json_t *tools;
     bool think_on, think_inside;
+    bool tells_progress; // the event that is being written does
     double timeout_s, predict_s;
     mlxcel_priority priority;
     int32_t n_prompt, n_cached, n_decoded;
@@ -352,6 +353,7 @@ void gen_add_prompt(gen *g, int32_t *ids, size_t n_ids, char *text, size_t n_tex
 bool gen_start(gen *g);
 // Reads what came. Streams are appended to q->out; sets g->done at the end.
 void gen_pump(gen *g);
+void gen_ping(gen *g); // appends a sign of life to q->out
 void gen_cancel(gen *g);
 // Nobody waits for it any more: cancels it, and adds up what its prompts have cost so far.
 void gen_leave(gen *g);
@@ -371,7 +373,7 @@ void native_emit(gen_choice *c, mx_str text);
 void native_emit_end(gen_choice *c, const mlxcel_timings *t);
 void native_reply(gen *g, mx_buf *out);
 void timings_json(mx_buf *out, const mlxcel_timings *t);   // the object
-void live_timings(const gen_choice *c, mx_buf *out);       // the pair, when events have it
+void live_timings(const gen_choice *c, mx_buf *out);       // the pairs that events have
 void sampling_json(mx_buf *out, const mlxcel_sampling *s); // pairs, without the braces
 void probs_add(gen_choice *c, const mlxcel_token *t);      // into c->probs, c->values, ...
 

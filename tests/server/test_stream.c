@@ -435,6 +435,68 @@ static void headers_come_at_once_and_pings(void **state) {
     server_stop(&s);
 }
 
+// Signs of life while a slow prompt is computed; they change nothing of the text. Longer prompts
+// until one is slow enough for a sign after the first step. Returns how many there were.
+static int signs_of_life(const server *s, const char *path, const char *style, mx_buf *text) {
+    static int n = 400;
+    bool chat = strstr(path, "chat") != NULL, native = path[1] == 'c', progress = style[0] == 'p';
+    mx_buf body;
+    mx_buf_init(&body, 0);
+    int n_signs = 0;
+    for (; n < 8000 && n_signs == 0; n += n_signs ? 0 : n / 2) {
+        mx_buf_clear(&body);
+        mx_buf_clear(text);
+        mx_buf_printf(&body, "{\"cache_prompt\":false,\"temperature\":0,\"stream\":true,%s",
+                      chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"" : "\"prompt\":\"");
+        for (int i = 0; i < n; i++) mx_buf_putc(&body, 'y');
+        mx_buf_puts(&body, chat ? "A\"}]}" : "A\"}");
+        json_t *events = post_stream(s, path, body.data), *e;
+        size_t i;
+        json_array_foreach(events, i, e) {
+            const json_t *t = native ? at(e, "content")
+                              : chat ? at(e, "choices/0/delta/content")
+                                     : at(e, "choices/0/text");
+            add_text(text, t);
+            assert_true(!at(e, "prompt_progress") || (progress && json_string_length(t) == 0));
+            if (!progress) n_signs += text->n == 0 && i > 0 && json_string_length(t) == 0;
+            if (!at(e, "prompt_progress")) continue;
+            assert_int_equal(int_at(e, "prompt_progress/cache"), 0);
+            long long done = int_at(e, "prompt_progress/processed");
+            assert_true(done <= int_at(e, "prompt_progress/total"));
+            assert_true(int_at(e, "prompt_progress/total") > n);
+            assert_true(int_at(e, "prompt_progress/time_ms") >= 500);
+            n_signs += done > 0;
+        }
+        json_decref(events);
+    }
+    mx_buf_free(&body);
+    return n_signs;
+}
+
+static void pings_of_other_styles(void **state) {
+    (void)state;
+    static const char *const paths[] = {"/v1/completions", "/completion", "/v1/chat/completions"};
+    static const char *const styles[] = {"delta", "progress"};
+    setenv("MLXCEL_CPU_ISA", "scalar", 1);
+    for (size_t i = 0; i < MX_COUNT(styles); i++) {
+        server s = {0};
+        char args[200];
+        snprintf(args, sizeof args,
+                 "--sse-ping-interval 1 --sse-ping-style %s --prefill-chunk-size 64", styles[i]);
+        server_start(&s, dir, model, args);
+        for (size_t k = 0; k < MX_COUNT(paths); k++) {
+            if ((k == 2) != (i == 0)) continue; // each form once is enough
+            mx_buf text;
+            mx_buf_init(&text, 0);
+            assert_true(signs_of_life(&s, paths[k], styles[i], &text) > 0);
+            assert_string_equal(text_of(&text), whole);
+            mx_buf_free(&text);
+        }
+        server_stop(&s);
+    }
+    unsetenv("MLXCEL_CPU_ISA");
+}
+
 // An error after the headers is an event like the others, and nothing follows.
 static void late_errors_are_events(void **state) {
     (void)state;
@@ -510,6 +572,7 @@ int main(void) {
         cmocka_unit_test(reasoning),
         cmocka_unit_test(choices_in_one_stream),
         cmocka_unit_test(headers_come_at_once_and_pings),
+        cmocka_unit_test(pings_of_other_styles),
         cmocka_unit_test(late_errors_are_events),
         cmocka_unit_test(timings_in_every_event),
     };
