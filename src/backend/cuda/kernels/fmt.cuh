@@ -69,6 +69,12 @@ template <class F> struct Codes {
             a[2] |= high_bits<F>(w0, w1, h, 0, 1), a[3] |= high_bits<F>(w0, w1, h, 1, 1);
         }
     }
+    // 4-bit codes: all low nibbles of the 64 columns (runs 0 and 2 of 16), or all high ones (1, 3).
+    __device__ __forceinline__ void nibbles(bool high, uint32_t *a) {
+        const uint32_t m = 0x0f0f0f0fu;
+        int s = high ? 4 : 0;
+        a[0] = (q.x >> s) & m, a[1] = (q.z >> s) & m, a[2] = (q.y >> s) & m, a[3] = (q.w >> s) & m;
+    }
 };
 
 // Scale and bias of rows g and g + 8 for scale group `grp` of the block.

@@ -93,6 +93,13 @@ template <class F, int NT> struct Acc {
     }
 };
 
+// A group's product to a sum: weights' scale s and bias b, codes' product v, activations' sum X and
+// scale d. LATE: d is left out, see strip_sum.
+template <bool LATE>
+__device__ __forceinline__ float add_group(float acc, float s, float b, float v, float X, float d) {
+    return LATE ? fmaf(s, v, fmaf(b, X, acc)) : fmaf(d, fmaf(s, v, b * X), acc);
+}
+
 // One block of quantised weights. xs: this block's activations; xm: its sums; d: their scales. sb:
 // scales of weights are bf16.
 template <class F, int NT, int MT>
@@ -112,7 +119,11 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t a[4];
-            c.get(tile, i, h, lane, a);
+            if (Quad<F>::IS) { // columns in the order of x_word
+                c.nibbles(h, a);
+            } else {
+                c.get(tile, i, h, lane, a);
+            }
             if (F::GROUP == 16) {
 #pragma unroll
                 for (int q = 0; q < 2; q++) {
@@ -129,8 +140,8 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
                                         __int_as_float(k[j][1]) - MAGIC_F);
                         float v1 = fmaf(__int_as_float(k[j][2]) - MAGIC_F, 256.f,
                                         __int_as_float(k[j][3]) - MAGIC_F);
-                        acc.r[j][0] = fmaf(d[j], fmaf(s.s0, v0, s.b0 * X), acc.r[j][0]);
-                        acc.r[j][1] = fmaf(d[j], fmaf(s.s1, v1, s.b1 * X), acc.r[j][1]);
+                        acc.r[j][0] = add_group<(NT > 1)>(acc.r[j][0], s.s0, s.b0, v0, X, d[j]);
+                        acc.r[j][1] = add_group<(NT > 1)>(acc.r[j][1], s.s1, s.b1, v1, X, d[j]);
                     }
                 }
                 continue;
@@ -139,11 +150,7 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 if (blk % GB == 0) k[j][0] = k[j][1] = k[j][2] = k[j][3] = MAGIC_I;
-                if (Quad<F>::IS) { // see x_word
-                    mma_i8(k[j], a[0], a[1], a[2], a[3], h ? x[j].y : x[j].x, h ? x[j].w : x[j].z);
-                } else {
-                    mma_i8(k[j], a[0], a[1], a[2], a[3], h ? x[j].z : x[j].x, h ? x[j].w : x[j].y);
-                }
+                mma_i8(k[j], a[0], a[1], a[2], a[3], h ? x[j].z : x[j].x, h ? x[j].w : x[j].y);
             }
             if ((blk + 1) % GB == 0) {
                 int grp = blk / GB;
@@ -156,8 +163,8 @@ __device__ __forceinline__ void block_int(Acc<F, NT> &acc, const uint8_t *tile, 
                                     __int_as_float(k[j][1]) - MAGIC_F);
                     float v1 = fmaf(__int_as_float(k[j][2]) - MAGIC_F, 256.f,
                                     __int_as_float(k[j][3]) - MAGIC_F);
-                    acc.r[j][0] = fmaf(d[j], fmaf(s.s0, v0, s.b0 * X), acc.r[j][0]);
-                    acc.r[j][1] = fmaf(d[j], fmaf(s.s1, v1, s.b1 * X), acc.r[j][1]);
+                    acc.r[j][0] = add_group<(NT > 1)>(acc.r[j][0], s.s0, s.b0, v0, X, d[j]);
+                    acc.r[j][1] = add_group<(NT > 1)>(acc.r[j][1], s.s1, s.b1, v1, X, d[j]);
                 }
             }
         }
@@ -251,13 +258,15 @@ struct Run {
 
 // One strip against a warp's run of columns, from the ring.
 // Where Quad applies, block b of a slot is summed with the blocks b of the other slots, and the
-// four sums are added at the end: for any number of tokens in the same order.
+// four sums are added at the end: for up to four tokens in the same order. Eight tokens are summed
+// in an order of their own (16 warps), a part first without the activations' scale.
 template <class F, int MT, int SLOTS>
 __device__ __forceinline__ void
 strip_sum(Acc<F, (MT > 4 ? 2 : 1)> &acc, Ring<F> &ring, const uint8_t *slots, int &slot, int n_kb,
           const Run &run, uint32_t zero, const int *xo, const int *xt, int sb, int lane) {
-    constexpr int NT = MT > 4 ? 2 : 1, SUMS = Quad<F>::IS && MT > 1 ? 4 : 1, PART = Ring<F>::BLOCKS;
-    Acc<F, NT> part[SUMS];
+    constexpr int NT = MT > 4 ? 2 : 1, PART = Ring<F>::BLOCKS;
+    constexpr int SUMS = Quad<F>::IS && MT > 1 && NT == 1 ? 4 : 1;
+    Acc<F, NT> part[SUMS], late;
 #pragma unroll
     for (int i = 0; i < SUMS; i++) part[i].clear();
 #pragma unroll 1
@@ -269,6 +278,7 @@ strip_sum(Acc<F, (MT > 4 ? 2 : 1)> &acc, Ring<F> &ring, const uint8_t *slots, in
         float d[NT]; // a part lies in one slice
 #pragma unroll
         for (int j = 0; j < NT && !F::FLOAT; j++) d[j] = run.ds[kb * F::KB / SLICE * MT + xt[j]];
+        late.clear();
         if constexpr (Quad<F>::IS && MT == 1) {
             quads_int<F, PART / 4>(part[0], smem_addr(tile), n, smem_addr(x), smem_addr(xq), d[0],
                                    zero, sb, lane);
@@ -278,7 +288,7 @@ strip_sum(Acc<F, (MT > 4 ? 2 : 1)> &acc, Ring<F> &ring, const uint8_t *slots, in
                     block_float<F, NT, MT>(part[0], tile + b * F::BYTES,
                                            x + b * (F::KB / 32) * MT * 8, xo, lane);
                 } else {
-                    block_int<F, NT, MT>(part[b % SUMS], tile + b * F::BYTES,
+                    block_int<F, NT, MT>(NT > 1 ? late : part[b % SUMS], tile + b * F::BYTES,
                                          x + b * (F::KB / 64) * MT * 8,
                                          xq + b * (F::KB / F::XG) * MT, d, xo, xt, sb, lane);
                 }
@@ -296,6 +306,14 @@ strip_sum(Acc<F, (MT > 4 ? 2 : 1)> &acc, Ring<F> &ring, const uint8_t *slots, in
                 for (int b = 0; b < n; b++) block(b);
             }
         }
+        if constexpr (NT > 1) {
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    part[0].r[j][i] = fmaf(d[j], late.r[j][i], part[0].r[j][i]);
+                }
+        }
         ring.template done<SLOTS>(lane);
         if (++slot == SLOTS) slot = 0;
     }
@@ -308,7 +326,7 @@ strip_sum(Acc<F, (MT > 4 ? 2 : 1)> &acc, Ring<F> &ring, const uint8_t *slots, in
                 acc.r[j][i] = (part[0].r[j][i] + part[1 % SUMS].r[j][i]) +
                               (part[2 % SUMS].r[j][i] + part[3 % SUMS].r[j][i]);
             }
-    } else if constexpr (Quad<F>::IS) {
+    } else if constexpr (Quad<F>::IS && MT == 1) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             acc.r[0][i] += __shfl_xor_sync(FULL, acc.r[0][i], 1);
@@ -473,7 +491,7 @@ template <class F, int MT, int NW> __device__ __forceinline__ void gemv_body(con
     gemv_main<F, MT, NW>(a, c, ring);
 }
 
-// An SM has room for two of one token: the next kernel's ring fills while this one ends.
+// One token: half of an SM's registers are left for attention, which starts while this one ends.
 #define GEMV_ENTRY(name, MT, NW)                                                                   \
     ENTRY __launch_bounds__(NW * 32, MT == 1 ? 2 : 1) gemv_##name##_t##MT(PAR const k_gemv a) {    \
         gemv_body<Fmt_##name, MT, NW>(a);                                                          \
