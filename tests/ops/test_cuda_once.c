@@ -101,20 +101,23 @@ static void small_ops(void **state) {
     for (size_t i = 0; i < MX_COUNT(cases); i++) run_case(&rigs[0], cases[i]);
 }
 
-// Every head size and number of heads of a group; contexts of one split and of several.
+// Every head size and number of heads of a group; contexts of one split and of several; so many
+// rows that they fill the GPU, and one row, which is rotated in the same launch.
 static void attention(void **state) {
     (void)state;
     if (!have) skip();
     static const int sizes[] = {64, 128, 256, 512}, heads[] = {1, 2, 4, 8};
     for (size_t s = 0; s < MX_COUNT(sizes); s++) {
         for (size_t h = 0; h < MX_COUNT(heads); h++) {
-            for (int phase = 0; phase < 2; phase++) {
-                attn_case c = {heads[h], 1, sizes[s], 0, 0, 0, MX_F16, false, 1, {h ? 18 : 300}};
+            for (int k = 0; k < 3; k++) {
+                bool one = k == 2; // steps of 61, 61 and 1 rows
+                int len = one ? 123 : h ? 18 : 300;
+                attn_case c = {heads[h], 1, sizes[s], 0, 0, 0, MX_F16, one, 1, {len}};
                 attn_data d = attn_case_inputs(&c, seed++);
                 int64_t n = attn_case_outputs(&c);
                 float *out = mx_calloc((size_t)n, sizeof *out);
-                rigs[0].phase = phase ? MX_PHASE_PREFILL : MX_PHASE_DECODE;
-                attn_case_run(&rigs[0], &c, &d, ATTN_WHOLE, 0, out);
+                rigs[0].phase = k == 1 ? MX_PHASE_PREFILL : MX_PHASE_DECODE;
+                attn_case_run(&rigs[0], &c, &d, one ? ATTN_TOGETHER : ATTN_WHOLE, 0, out);
                 rigs[0].phase = MX_PHASE_DECODE;
                 for (int64_t i = 0; i < n; i++) assert_true(isfinite(out[i]));
                 mx_free(out);

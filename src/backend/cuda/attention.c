@@ -103,6 +103,11 @@ static void choose_splits(const cuda_backend *b, const mx_op *op, k_attn *a) {
     if (a->few_splits == 0) a->few_splits = a->n_split;
 }
 
+// So many CTAs that the kernels before and after had better not run beside them.
+static bool fills_gpu(const cuda_backend *b, const k_attn *a) {
+    return (int64_t)a->n_split * a->n_groups * a->n_rows > 4 * (int64_t)b->n_sm;
+}
+
 // Decode attention of all rows; of so few at a time that partial results stay within bounds when
 // they are a prefill's (deterministic).
 static void launch_rows(cuda_backend *b, const k_attn *all, cuda_kernel kernel, cuda_list *l) {
@@ -127,7 +132,7 @@ static void launch_rows(cuda_backend *b, const k_attn *all, cuda_kernel kernel, 
         // Two warps more turn k and v while four turn q.
         CUDA_LAUNCH(b, l, kernel, a, a.n_split, a.n_groups, a.n_rows, a.k ? 192 : 128,
                     4 * nr * (a.head_dim + 4) * 4);
-        l->items[l->n_items - 1].apart = !a.k;
+        l->items[l->n_items - 1].apart = fills_gpu(b, all);
     }
 }
 
@@ -218,13 +223,12 @@ int32_t cuda_lower_turned(cuda_backend *b, const mx_plan *plan, int32_t first, i
     k_attn a = attn_args(b, op, plan->tensors, arena, l);
     k_rope k = rope_kv_args(b, r, plan->tensors, arena);
     if (!is_fast(&a) || a.head_dim > 256 || k.head_dim != a.head_dim ||
-        k.n_kv_head != a.n_kv_head || k.n_head != a.n_head || (k.k | k.v) % 16 || k.ldk % 4 ||
-        k.ldv % 4) {
+        k.n_kv_head != a.n_kv_head || k.n_head != a.n_head || (k.q | k.k | k.v) % 16 ||
+        (k.ldq | k.ldk | k.ldv) % 4) {
         return 0;
     }
     cuda_kernel kernel = choose_decode(b, op, &a);
-    // Many CTAs: better apart from the others.
-    if ((int64_t)a.n_split * a.n_groups * a.n_rows > 4 * (int64_t)b->n_sm) return 0;
+    if (fills_gpu(b, &a)) return 0;
     a.q = k.q, a.ldq = k.ldq;
     a.k = k.k, a.ldk = k.ldk;
     a.v = k.v, a.ldv = k.ldv;

@@ -158,13 +158,13 @@ bool cuda_product_of(const mx_op *op, const mx_tensor *t, cuda_product *p);
 void cuda_lower_product(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l);
 uint64_t cuda_address(const cuda_backend *b, const mx_tensor *t, CUdeviceptr arena); // NULL gives 0
 
-// Runs one item on the stream. first: the launch may not overlap what is before it.
+// Runs one item on the stream. overlap: it may start before what is before it ends.
 mx_status cuda_run_item(cuda_backend *b, const cuda_item *it, const uint8_t *blob, bool overlap,
                         mx_err *err);
 
 // Kernels run side by side, the next one starting early, when they divide an SM's memory alike: all
-// for shared memory. Apart: attention that fills the GPU by itself keeps more of it as cache, since
-// what is on its way to registers takes a place there; a second copy of the kernel.
+// for shared memory. Apart: attention that fills the GPU by itself has the driver's division, with
+// more cache, where what is on its way to registers takes a place; a second copy of the kernel.
 mx_status cuda_kernel_get(cuda_backend *b, cuda_kernel k, bool apart, CUfunction *fn, mx_err *err);
 // cuMemAlloc; the error of too little memory has numbers.
 mx_status cuda_take(cuda_backend *b, size_t n_bytes, CUdeviceptr *out, mx_err *err);

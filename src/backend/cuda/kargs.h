@@ -224,7 +224,7 @@ typedef struct k_attn {
     KP(const int32_t) range_first;
     KP(const int32_t) range_pos0;
     KP(const int32_t) counts;
-    KP(float) part;      // (rows, kv heads * groups, splits, heads of a group, head_dim + 2)
+    KP(float) part;      // (rows, kv heads * groups, splits, heads of a group, head_dim + 4)
     KP(uint32_t) ticket; // (rows, kv heads * groups), zero between launches
     float scale, softcap;
     int32_t n_head, n_kv_head, head_dim, n_rep, window;

@@ -28,7 +28,7 @@ void cuda_launch(cuda_backend *b, cuda_list *l, cuda_kernel k, const void *args,
     }
     memcpy(l->blob + at, args, n_args);
     l->n_blob = at + n_args;
-    // fn holds the kernel's number until plan_make resolves it.
+    // plan_make fills in fn.
     l->items[l->n_items++] = (cuda_item){.kind = k == CK_COUNT ? CUDA_ITEM_LT : CUDA_ITEM_KERNEL,
                                          .kernel = k,
                                          .grid = {gx, gy, gz},

@@ -234,6 +234,8 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
                           "build it with CUDA_ARCHS=%d%d",
                           b->name, b->arch, cuda_archs, b->cc_major, b->cc_minor);
     }
+    // Code for older devices does not wait for the kernel before it (dep_wait).
+    b->overlap = b->cc_major >= 9 && strncmp(cover, "compute_8", 9) != 0;
     CUcontext ctx = NULL;
     CUDA_TRY(cuda_d.cuDevicePrimaryCtxRetain(&ctx, b->dev), err);
     b->ctx = ctx;
@@ -275,7 +277,7 @@ mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *
     b->gemv_rows = (int32_t)MX_MAX(1, MX_MIN(8, mx_knob_int(MX_KNOB_DENSE_GEMV_ROWS, 8)));
     b->lt_rows = 65;
     b->graphs = mx_knob_flag(MX_KNOB_CUDA_GRAPHS);
-    b->overlap = mx_knob_flag(MX_KNOB_CUDA_OVERLAP) && b->cc_major >= 9;
+    b->overlap = b->overlap && mx_knob_flag(MX_KNOB_CUDA_OVERLAP);
     b->fused_rope = mx_knob_flag(MX_KNOB_CUDA_FUSED_ROPE);
     b->count.pinned = mx_knob_flag(MX_KNOB_CUDA_PINNED_LOAD);
     b->ring_shape = cuda_ring_shape();

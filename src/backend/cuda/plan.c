@@ -108,8 +108,8 @@ static mx_status resolve(cuda_backend *b, cuda_list *l, mx_err *err) {
         if (it->kind != CUDA_ITEM_KERNEL) continue;
         MX_TRY(cuda_kernel_get(b, it->kernel, it->apart, &it->fn, err));
         int32_t *most = &b->fn_smem[it->apart][it->kernel];
-        if (it->smem > 16 * 1024 && (int32_t)it->smem > *most) {
-            *most = (int32_t)it->smem; // static shared memory counts too: 16
+        if ((int32_t)it->smem > *most) { // unasked, 48 KB with the static ones
+            *most = (int32_t)it->smem;
             CUDA_TRY(cuda_d.cuFuncSetAttribute(
                          it->fn, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)it->smem),
                      err);

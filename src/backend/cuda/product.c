@@ -95,7 +95,7 @@ static int gemv_choose(const cuda_backend *b, const cuda_pack_info *pi, k_gemv *
         int32_t most = gemv_tokens(pi, v);
         if (b->fixed_products && most == 8) continue;
         if (v > 0 && a->n_tok <= gemv_tokens(pi, v - 1)) continue;
-        if (gemv_smem(pi, a, most) > (size_t)b->smem_max) continue;
+        if (gemv_smem(pi, a, most) + 16 > (size_t)b->smem_max) continue; // 16: static
         int32_t passes = (a->n_tok + most - 1) / most;
         if (passes > (pi->bits == 16 ? 1 : 2) && !all) return -1;
         a->pass_tok = (a->n_tok + passes - 1) / passes;

@@ -77,18 +77,17 @@ __device__ __forceinline__ void finish_row(const k_attn &a, const float *so, flo
     float *part = a.part + cell * a.n_split * PART_FLOATS(NR, hd);
     float *mine = part + (int64_t)split * PART_FLOATS(NR, hd);
     float *y = a.y + row * a.ldy + (int64_t)head0 * hd;
-    merge_warps<NR>(
-        so, hd, n_heads, threadIdx.x >> 5, NW, [&](int h, int d, float4 x, float m, float l) {
-            if (active == 1) {
-                float4 z = over(x, l);
-                float *o = y + h * hd + d;
-                o[0] = z.x, o[1] = z.y, o[2] = z.z, o[3] = z.w;
-                return;
-            }
-            __stcg(reinterpret_cast<float4 *>(mine + h * hd + d), x);
-            if (d) return;
-            __stcg(reinterpret_cast<float2 *>(mine + NR * hd + 2 * h), make_float2(m, l));
-        });
+    merge_warps<NR>(so, hd, n_heads, [&](int h, int d, float4 x, float m, float l) {
+        if (active == 1) {
+            float4 z = over(x, l);
+            float *o = y + h * hd + d;
+            o[0] = z.x, o[1] = z.y, o[2] = z.z, o[3] = z.w;
+            return;
+        }
+        __stcg(reinterpret_cast<float4 *>(mine + h * hd + d), x);
+        if (d) return;
+        __stcg(reinterpret_cast<float2 *>(mine + NR * hd + 2 * h), make_float2(m, l));
+    });
     if (active == 1) return;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -99,10 +98,12 @@ __device__ __forceinline__ void finish_row(const k_attn &a, const float *so, flo
     if (s_last) merge_out<NR>(a, part, active, row, head0, n_heads, sw);
 }
 
-// What a kernel that rotates needs of a row: q, k and v as projected, then rotated.
+// A row's q; and what a kernel that rotates needs: q, k and v as projected, then rotated.
 template <int HD, int NR> struct Fresh {
-    float raw[NR + 2][HD], cs[HD], norm[2][HD];
-    __align__(16) __half kv[2 * HD]; // the row's position in the state
+    static constexpr bool TURNS = HD <= 256;
+    static constexpr int D = TURNS ? HD : 8;
+    float raw[TURNS ? NR + 2 : NR][HD], cs[D], norm[2][D];
+    __align__(16) __half kv[2 * D]; // the row's position in the state
 };
 
 // Weights of the per-head norms, before the wait: by then they are long out of the caches.
@@ -189,7 +190,7 @@ template <int HD, int NR> __device__ __forceinline__ void decode_body(const k_at
     int per_kv = a.n_groups / a.n_kv_head, kvh = grp / per_kv;
     int sub = grp % per_kv, head0 = kvh * a.n_rep + sub * NR;
     int n_heads = min(NR, a.n_rep - sub * NR), hd = a.head_dim;
-    bool turns = HD <= 256 && a.k;
+    bool turns = Fresh<HD, NR>::TURNS && a.k;
     // The step's own arrays and the state of earlier steps may be read before the wait.
     int range = a.tok_range[row], pos = a.pos[row];
     int slot = turns && sub == 0 && a.kv_slot ? a.kv_slot[row] : -1;

@@ -54,14 +54,13 @@ __device__ __forceinline__ void split_weights(const float *m, const float *l, in
     if (lane + 32 < n) w[lane + 32] = e1 * inv;
 }
 
-// The partial results of a split's warps, added in order, by warp w of n_warps: out(head, d, x, m,
-// l) gets numbers d .. d+3 of a head.
+// The partial results of a split's warps, added in order: out(head, d, x, m, l) gets numbers d ..
+// d+3 of a head.
 template <int NR, class Out>
-__device__ __forceinline__ void merge_warps(const float *so, int hd, int n_heads, int w,
-                                            int n_warps, Out out) {
+__device__ __forceinline__ void merge_warps(const float *so, int hd, int n_heads, Out out) {
     int stride = PART_FLOATS(NR, hd), lane = threadIdx.x & 31;
 #pragma unroll 1
-    for (int h = w; h < n_heads; h += n_warps) {
+    for (int h = threadIdx.x >> 5; h < n_heads; h += blockDim.x >> 5) {
         float e[NW], m = -1e30f, l = 0.f;
         float2 ml[NW];
 #pragma unroll

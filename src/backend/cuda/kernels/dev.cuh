@@ -74,10 +74,6 @@ __device__ __forceinline__ uint4 ld_stream(const void *p) {
     return v;
 }
 
-__device__ __forceinline__ void prefetch_l2(const void *p) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 __device__ __forceinline__ float bf_lo(uint32_t v) {
     return __uint_as_float(v << 16);
 }

@@ -46,11 +46,7 @@ __device__ __forceinline__ float max4(float m, float4 v) {
 
 // The largest of numbers >= 0 over a warp. As bits they have the same order.
 __device__ __forceinline__ float warp_top(float m) {
-#if __CUDA_ARCH__ >= 800
     return __uint_as_float(__reduce_max_sync(FULL, __float_as_uint(m)));
-#else
-    return warp_max(m);
-#endif
 }
 
 // The scale of float16 products from the largest magnitude: |x| / d < 512, and 1 / d.
