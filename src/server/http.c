@@ -48,6 +48,7 @@ static void queue(srv_req *q, int status, const char *type, struct MHD_Response 
         MHD_add_response_header(r, "Process-Start-Time-Unix", started);
     }
     if (status == 405) MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, q->allow);
+    if (status == 501) MHD_add_response_header(r, "X-Should-Retry", "false"); // OpenAI's clients
     if (status == 503 || status == 429) MHD_add_response_header(r, "Retry-After", "1");
     if (q->must_close) MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close");
     if (status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
@@ -474,7 +475,8 @@ void req_log(const srv_req *q) {
                  g->n_cached, g->n_decoded, g->error.status ? " error=" : "",
                  g->error.status ? mx_status_name((mx_status)g->error.status) : "");
     }
-    mx_log(MX_LOG_INFO, "%s %.80s %d %.1f ms id=%s%s", q->route ? q->route->method : "-",
+    mx_log(MX_LOG_INFO, "%s %.80s %d %.1f ms id=%s%s",
+           q->route && q->route->method[0] ? q->route->method : "-",
            q->route ? q->route->path : "(no route)", q->status, (mx_now_s() - q->started_s) * 1e3,
            q->id, more);
 }
