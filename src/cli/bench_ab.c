@@ -55,7 +55,25 @@ static void add_number(child_args *a, const char *flag, int32_t value) {
     add_text(a, flag, a->numbers[a->n]);
 }
 
-static void make_args(const cli_options *o, child_args *a) {
+// True when a setting "NAME=..." of the arm sets the variable of this entry of the environment.
+static bool overrides(const char *settings, const char *entry) {
+    size_t n = strcspn(entry, "=") + 1;
+    for (const char *p = settings; *p; p += strcspn(p, " ")) {
+        p += strspn(p, " ");
+        if (strncmp(p, entry, n) == 0) return true;
+    }
+    return false;
+}
+
+// Measured by each process for itself it would not be the same in all, and the peaks neither.
+static int32_t chunk_of(const cli_options *o, const char *settings) {
+    if (o->prefill_chunk > 0) return o->prefill_chunk;
+    bool set = mx_knob_is_set(MX_KNOB_PREFILL_CHUNK);
+    if (set || (settings && overrides(settings, "MLXCEL_PREFILL_CHUNK="))) return 0;
+    return o->n_seqs > 1 ? 2048 : 512;
+}
+
+static void make_args(const cli_options *o, const char *settings, child_args *a) {
     *a = (child_args){.v = {"mlxcel", "bench"}, .n = 2};
     add_text(a, "-m", o->model);
     add_text(a, "--models-dir", o->models_dir);
@@ -64,7 +82,7 @@ static void make_args(const cli_options *o, child_args *a) {
     add_text(a, "--kv-storage", o->kv_storage);
     add_text(a, "-o", "json");
     add_number(a, "-t", o->threads);
-    add_number(a, "--prefill-chunk", o->prefill_chunk);
+    add_number(a, "--prefill-chunk", chunk_of(o, settings));
     add_number(a, "-p", o->n_prefill);
     add_number(a, "-n", o->n_decode);
     add_number(a, "-d", o->depth);
@@ -74,16 +92,6 @@ static void make_args(const cli_options *o, child_args *a) {
     if (o->deterministic) a->v[a->n++] = "--deterministic";
     if (o->warm_cache) a->v[a->n++] = "--warm-cache";
     a->v[a->n++] = "--allow-fallback";
-}
-
-// True when a setting "NAME=..." of the arm sets the variable of this entry of the environment.
-static bool overrides(const char *settings, const char *entry) {
-    size_t n = strcspn(entry, "=") + 1;
-    for (const char *p = settings; *p; p += strcspn(p, " ")) {
-        p += strspn(p, " ");
-        if (strncmp(p, entry, n) == 0) return true;
-    }
-    return false;
 }
 
 // The environment with the arm's settings; strings are in *text. Both mx_free'd by the caller.
@@ -121,7 +129,7 @@ static mx_status run_child(const ab *x, const ab_arm *arm, mx_buf *out, mx_err *
     pid_t pid;
     child_args args;
     char *text;
-    make_args(x->o, &args);
+    make_args(x->o, arm->settings, &args);
     if (pipe2(fd, O_CLOEXEC) != 0) return mx_err_set(err, MX_INTERNAL, "no pipe for an arm");
     char **env = make_env(arm->settings, &text);
     posix_spawn_file_actions_t files;

@@ -154,6 +154,20 @@ static void arms_of_settings(void **state) {
     json_decref(j);
 }
 
+// However busy the machine is: the chunk is not measured, but an arm may choose it.
+static void arms_have_one_chunk(void **state) {
+    (void)state;
+    json_t *j = RUN_JSON("bench", "--ab", "--arm", "MLXCEL_PREFILL_CHUNK=512", "--arm",
+                         "MLXCEL_PREFILL_CHUNK=32", "-m", "synthetic:tiny-q4_1", "-p", "512", "-n",
+                         "2", "-r", "2");
+    const json_t *arms = json_object_get(j, "arms");
+    double peak = number(json_array_get(arms, 0), "peak_bytes");
+    assert_true(number(json_array_get(arms, 1), "peak_bytes") == peak);
+    assert_true(number(json_array_get(arms, 2), "peak_bytes") == peak);
+    assert_true(number(json_array_get(arms, 3), "peak_bytes") < peak);
+    json_decref(j);
+}
+
 // On the CPU, and with MX_TEST_DEVICE=cuda on a GPU, whose memory a kernel reads.
 static void a_bench_knows_its_roof(void **state) {
     (void)state;
@@ -218,6 +232,7 @@ int main(void) {
         cmocka_unit_test(budgets_of_a_model),
         cmocka_unit_test(many_sequences),
         cmocka_unit_test(arms_of_settings),
+        cmocka_unit_test(arms_have_one_chunk),
         cmocka_unit_test(a_bench_knows_its_roof),
         cmocka_unit_test(wrong_usage_is_named),
     };
