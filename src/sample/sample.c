@@ -155,7 +155,7 @@ mx_status mx_sample(mx_sampler *s, const mx_sampling *p, const mx_sample_history
     sample_frequency(s, p, h);
     *id = argmax(s);
     if (*id < 0) {
-        return mx_err_set(err, MX_INTERNAL, "every token is banned at position %zu",
+        return mx_err_set(err, MX_INVALID, "every token is banned at position %zu (logit_bias?)",
                           h->n_generated);
     }
     if (p->temperature == 0 || p->top_k == 1) return MX_OK;

@@ -58,7 +58,7 @@ typedef struct mx_sample_history {
 
 // The token for position n_generated of a choice. logits (n_vocab) are not changed. The random
 // number depends on (seed, choice, n_generated) only. NaN logits count as -inf, +inf as the
-// greatest float. INTERNAL: a row without a finite logit, or one whose every token is banned. Ids
+// greatest float. INTERNAL: a row without a finite logit; INVALID: every token of it is banned. Ids
 // of the history that the vocabulary has not are passed over.
 mx_status mx_sample(mx_sampler *s, const mx_sampling *p, const mx_sample_history *h,
                     const float *logits, int32_t *id, mx_err *err);

@@ -488,6 +488,15 @@ static void bad_requests_are_refused_by_name(void **state) {
     result bad = collect(r);
     assert_int_equal(bad.finish, MLXCEL_FINISH_ERROR);
     assert_int_equal(bad.status, MX_INVALID);
+    mlxcel_logit_bias all[TINY_VOCAB]; // none is left to choose
+    for (int32_t i = 0; i < TINY_VOCAB; i++) all[i] = (mlxcel_logit_bias){i, -100};
+    q.sampling.top_p = 1;
+    q.sampling.bias = all;
+    q.sampling.n_bias = TINY_VOCAB;
+    assert_int_equal(mlxcel_submit(e, &q, &r, &err), MX_OK);
+    bad = collect(r);
+    assert_int_equal(bad.finish, MLXCEL_FINISH_ERROR);
+    assert_int_equal(bad.status, MX_INVALID);
     mlxcel_close(e);
 }
 

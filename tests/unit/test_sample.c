@@ -251,7 +251,7 @@ static void all_banned_is_an_error(void **state) {
     mx_sampling p;
     mx_sampling_init(&p);
     mx_err err = {0};
-    assert_int_equal(mx_sample(small, &p, &h, row, &id, &err), MX_INTERNAL);
+    assert_int_equal(mx_sample(small, &p, &h, row, &id, &err), MX_INVALID);
     assert_non_null(strstr(err.msg, "banned"));
 }
 
