@@ -272,7 +272,8 @@ static int32_t decide(mlxcel_engine *e, step_pick *picks) {
             eng_seq *q = e->running[i];
             q->wait_ticks = q->phase == SCHED_WAITING ? q->wait_ticks + 1 : 0;
         }
-        e->decode_ticks = d.n_prefill_rows > 0 ? 0 : e->decode_ticks + 1;
+        // an interval without prefill steps is INT32_MAX, which is never passed
+        e->decode_ticks = d.n_prefill_rows > 0 ? 0 : MX_MIN(e->decode_ticks, INT32_MAX - 1) + 1;
         if (d.n_prefill_rows > 0) count_grant(e);
         if (n == 0 && n_admitted == 0 && e->n_running > 0) refuse_first(e);
         return n;

@@ -605,6 +605,23 @@ static void choices_share_the_prompt(void **state) {
     }
 }
 
+// Without prefill steps beside decoding (serve --prefill-grant-interval 0) the choices of a request
+// begin all the same, and wait while there is no place: the count of steps does not overflow.
+static void choices_wait_for_places_without_grants(void **state) {
+    (void)state;
+    int32_t ids[40];
+    make_prompt(ids, 40, 41);
+    uint64_t want[4], got[4];
+    mlxcel_stats s;
+    mlxcel_params p = {.max_batch = 4, .kv_storage = "paged", .ctx_size = 192};
+    run_choices(&p, ids, 40, want, &s);
+    p.prefill_grant_interval = INT32_MAX;
+    for (p.max_batch = 1; p.max_batch <= 3; p.max_batch++) {
+        run_choices(&p, ids, 40, got, &s);
+        assert_memory_equal(got, want, sizeof want);
+    }
+}
+
 // Scores of a text are the same in one chunk, in many, and from decoding it token by token.
 static void scores_are_teacher_forced(void **state) {
     (void)state;
@@ -673,6 +690,7 @@ int main(void) {
         cmocka_unit_test(a_full_queue_is_busy),
         cmocka_unit_test(choices_differ_and_repeat),
         cmocka_unit_test(choices_share_the_prompt),
+        cmocka_unit_test(choices_wait_for_places_without_grants),
         cmocka_unit_test(scores_are_teacher_forced),
         cmocka_unit_test(a_broken_model_does_not_open),
     };
