@@ -445,6 +445,7 @@ void *engine_main(void *arg) {
     mlxcel_engine *e = arg;
     mx_err err = {0};
     mx_status st = engine_load(e, &err);
+    if (st == MX_OK) publish_stats(e);
     pthread_mutex_lock(&e->lock);
     e->open_err = err;
     e->open_err.status = st;

@@ -264,10 +264,13 @@ static void a_small_pool_preempts_and_answers_all_the_same(void **state) {
                        .kv_storage = "paged",
                        .kv_budget_bytes = info.kv_token_bytes * 320};
     e = open_engine(&p);
+    mlxcel_stats s;
+    mlxcel_get_stats(e, &s); // the pool is known before anything runs
+    assert_int_equal(s.kv_pages, 320 / 32);
+    assert_int_equal(s.kv_pages_free, s.kv_pages);
     mlxcel_request *r[N];
     for (int i = 0; i < N; i++) r[i] = submit(e, ids[i], 60, 190, 0);
     for (int i = 0; i < N; i++) assert_same(collect(r[i]), solo[i]);
-    mlxcel_stats s;
     mlxcel_get_stats(e, &s);
     assert_true(s.preemptions > 0);
     assert_int_equal(s.kv_pages, s.kv_pages_free);
