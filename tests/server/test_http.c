@@ -499,10 +499,47 @@ static void seeds(void **state) {
     char *three = sample(",\"seed\":42,\"n\":3"), *again = sample(",\"seed\":42,\"n\":3");
     assert_string_equal(three, again);
     assert_true(strncmp(three, a, strlen(a)) == 0); // the first choice is the single one
+    const char *second = three + strlen(a), *third = strchr(second, '|') + 1;
+    size_t n_second = (size_t)(third - second);
+    assert_true(strncmp(three, second, n_second) != 0 && strncmp(second, third, n_second) != 0);
     char *none = sample(""), *other = sample("");
     assert_string_not_equal(none, other);
     char *texts[] = {a, b, c, three, again, none, other};
     for (size_t i = 0; i < MX_COUNT(texts); i++) mx_free(texts[i]);
+}
+
+// The token that follows has a logit of about 32 and all others 0, so a penalty shows by how often
+// it comes: subtracted once (presence, and only once it was generated), each time (frequency), or
+// as a factor, which is none when the prompt's last tokens are not looked at.
+static void penalties(void **state) {
+    (void)state;
+    static const struct {
+        const char *fields;
+        int n; // tokens before another one comes; 0: none does
+    } cases[] = {
+        {"\"repeat_penalty\":1", 0},
+        {"\"presence_penalty\":1", 0},
+        {"\"presence_penalty\":-1", 0},
+        {"\"presence_penalty\":31", 0},
+        {"\"presence_penalty\":33", 1},
+        {"\"frequency_penalty\":1", 32},
+        {"\"frequency_penalty\":3", 11},
+        {"\"frequency_penalty\":33", 1},
+        {"\"frequency_penalty\":3,\"presence_penalty\":20", 4},
+        {"\"repeat_penalty\":100,\"logit_bias\":{\"33\":1}", -1},
+        {"\"repeat_penalty\":100,\"repeat_last_n\":0,\"logit_bias\":{\"33\":1}", 0},
+        {"\"dry_multiplier\":40,\"dry_allowed_length\":3", 3},
+    };
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        char body[256];
+        snprintf(body, sizeof body, "{\"prompt\":\"b\",\"max_tokens\":50,\"temperature\":0,%s}",
+                 cases[i].fields);
+        json_t *v = post_json(S, "/v1/completions", body, 200);
+        const char *text = text_at(v, "choices/0/text");
+        int n = (int)strspn(text, "b"), want = cases[i].n < 0 ? 0 : cases[i].n ? cases[i].n : 50;
+        if (n != want) fail_msg("%s: %d, expected %d: %s", cases[i].fields, n, want, text);
+        json_decref(v);
+    }
 }
 
 static void biases(void **state) {
@@ -641,6 +678,73 @@ static void keys_are_asked_for(void **state) {
     mx_free(log);
     server_stop(&s);
     mx_free(file);
+}
+
+// One cell of the matrix: who asks, with which key, what.
+static void cell(const server *s, const char *origin, bool allowed, const char *key, int what) {
+    static const struct {
+        const char *method, *path, *body;
+        int status; // with the key
+        bool open;  // without one too
+    } asks[] = {
+        {"OPTIONS", "/v1/completions", NULL, 204, true},
+        {"GET", "/health", NULL, 200, true},
+        {"GET", "/props", NULL, 200, false},
+        {"GET", "/nothing", NULL, 404, false},
+        {"DELETE", "/props", NULL, 405, false},
+        {"POST", "/v1/completions", "{\"prompt\":\"A\"}", 200, false},
+        {"POST", "/v1/completions", "{\"prompt\":\"A\",\"stream\":true}", 200, false},
+        {"POST", "/v1/completions", "{\"prompt\":5}", 400, false},
+        {"POST", "/v1/embeddings", "{}", 501, false},
+    };
+    assert_true(what < (int)MX_COUNT(asks));
+    char headers[300] = "Access-Control-Request-Method: POST\r\n";
+    if (origin) snprintf(headers + strlen(headers), 100, "Origin: %s\r\n", origin);
+    if (key) snprintf(headers + strlen(headers), 100, "Authorization: Bearer %s\r\n", key);
+    const char *body = asks[what].body;
+    reply r =
+        ask_bytes(s, asks[what].method, asks[what].path, headers, body, body ? strlen(body) : 0);
+    bool let_in = asks[what].open || (key && strcmp(key, "right") == 0);
+    int want = let_in ? asks[what].status : 401;
+    const char *got = reply_header(&r, "Access-Control-Allow-Origin");
+    bool same = got ? allowed && strcmp(got, origin) == 0 : !allowed;
+    if (r.status != want || !same) {
+        fail_msg("%s %s from %s with %s: %d, expected %d, origin %s", asks[what].method,
+                 asks[what].path, origin, key, r.status, want, got);
+    }
+    if (allowed && what == 0) // before the browser sends a key
+        assert_non_null(strstr(reply_header(&r, "Access-Control-Allow-Methods"), "POST"));
+    assert_null(reply_header(&r, "Access-Control-Allow-Credentials"));
+    reply_free(&r);
+}
+
+static void origins_keys_and_methods(void **state) {
+    (void)state;
+    static const struct {
+        const char *origin;
+        bool by_default, named;
+    } origins[] = {{NULL, false, false},
+                   {"https://ui.example", false, true},
+                   {"https://ui.example.evil", false, false},
+                   {"http://ui.example", false, false},
+                   {"https://evil.example", false, false},
+                   {"null", false, false},
+                   {"http://localhost:3000", true, false},
+                   {"http://127.0.0.1", true, false},
+                   {"http://localhost.evil.example", false, false}};
+    static const char *const keys[] = {NULL, "right", "wrong"};
+    static const char *const args[] = {"--api-key right",
+                                       "--api-key right --cors-origins https://ui.example"};
+    for (size_t a = 0; a < MX_COUNT(args); a++) {
+        server s = {0};
+        server_start(&s, dir, model, args[a]);
+        for (size_t i = 0; i < MX_COUNT(origins) * MX_COUNT(keys) * 9; i++) {
+            size_t o = i / 27;
+            cell(&s, origins[o].origin, a ? origins[o].named : origins[o].by_default,
+                 keys[i / 9 % 3], (int)(i % 9));
+        }
+        server_stop(&s);
+    }
 }
 
 static int with_host(const char *host) {
@@ -992,11 +1096,13 @@ int main(void) {
         cmocka_unit_test(two_names_of_one_setting),
         cmocka_unit_test(the_edge_of_the_context),
         cmocka_unit_test(seeds),
+        cmocka_unit_test(penalties),
         cmocka_unit_test(biases),
         cmocka_unit_test(the_same_prompt_again),
         cmocka_unit_test(cached_tokens_are_counted_apart),
         cmocka_unit_test(salts_keep_prompts_apart),
         cmocka_unit_test(keys_are_asked_for),
+        cmocka_unit_test(origins_keys_and_methods),
         cmocka_unit_test(other_names_are_not_served),
         cmocka_unit_test(a_unix_socket),
         cmocka_unit_test(a_time_for_prediction_ends_the_answer),

@@ -1,4 +1,5 @@
-// Test support: a tiny Llama as GGUF with a byte-level vocabulary, its weights from the hash.
+// Test support: a tiny Llama (with a window: Gemma 3) as GGUF with a byte-level vocabulary, its
+// weights from the hash.
 #ifndef TESTS_SUPPORT_TINY_MODEL_H
 #define TESTS_SUPPORT_TINY_MODEL_H
 
@@ -11,6 +12,7 @@ typedef struct tiny_opts { // zero means the default
     int32_t n_kv_head;     // 2
     int32_t d_ff;          // 96
     int32_t max_ctx;       // 512
+    int32_t window;        // 0: none; else every other layer sees as many positions
     mx_dtype type;         // F32 (the zero value): of the matrices
     uint32_t file_type;    // what the file says of itself, when not 0
     const char *chat_template;
@@ -90,7 +92,42 @@ static inline void tiny_layer(ckpt *c, const tiny_opts *o, int il, int64_t d, in
     tiny_matrix(c, TINY("ffn_gate"), o->type, ff, d);
     tiny_matrix(c, TINY("ffn_up"), o->type, ff, d);
     tiny_matrix(c, TINY("ffn_down"), o->type, d, ff);
+    if (o->window) {
+        int64_t head = d / tiny_or(o->n_head, 4);
+        tiny_norm(c, TINY("post_attention_norm"), d);
+        tiny_norm(c, TINY("post_ffw_norm"), d);
+        tiny_norm(c, TINY("attn_q_norm"), head);
+        tiny_norm(c, TINY("attn_k_norm"), head);
+    }
 #undef TINY
+}
+
+static inline void tiny_config(ckpt *c, const tiny_opts *o) {
+    const char *arch = o->window ? "gemma3" : "llama";
+    int32_t d = tiny_or(o->d_model, 64), heads = tiny_or(o->n_head, 4);
+    const struct {
+        const char *key;
+        int32_t value;
+    } rows[] = {{"block_count", tiny_or(o->n_layer, 2)},
+                {"embedding_length", d},
+                {"attention.head_count", heads},
+                {"attention.head_count_kv", tiny_or(o->n_kv_head, 2)},
+                {"feed_forward_length", tiny_or(o->d_ff, 96)},
+                {"context_length", tiny_or(o->max_ctx, 512)},
+                {"attention.key_length", d / heads},
+                {"attention.value_length", d / heads},
+                {"attention.sliding_window", o->window},
+                {"attention.sliding_window_pattern", 2}};
+    char key[64];
+    ckpt_kv_str(c, "general.architecture", arch);
+    for (size_t i = 0; i < MX_COUNT(rows) - (o->window ? 0 : 4); i++) {
+        snprintf(key, sizeof key, "%s.%s", arch, rows[i].key);
+        ckpt_kv_u32(c, key, (uint32_t)rows[i].value);
+    }
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
+    ckpt_kv_f32(c, key, 1e-5f);
+    snprintf(key, sizeof key, "%s.rope.freq_base", arch);
+    ckpt_kv_f32(c, key, 10000.0f);
 }
 
 // Writes the model to path.
@@ -100,15 +137,7 @@ static inline void tiny_write(const char *path, const tiny_opts *o) {
     int32_t layers = tiny_or(o->n_layer, 2);
     ckpt c;
     ckpt_init(&c);
-    ckpt_kv_str(&c, "general.architecture", "llama");
-    ckpt_kv_u32(&c, "llama.block_count", (uint32_t)layers);
-    ckpt_kv_u32(&c, "llama.embedding_length", (uint32_t)d);
-    ckpt_kv_u32(&c, "llama.attention.head_count", (uint32_t)heads);
-    ckpt_kv_u32(&c, "llama.attention.head_count_kv", (uint32_t)kv_heads);
-    ckpt_kv_u32(&c, "llama.feed_forward_length", (uint32_t)ff);
-    ckpt_kv_u32(&c, "llama.context_length", (uint32_t)tiny_or(o->max_ctx, 512));
-    ckpt_kv_f32(&c, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    ckpt_kv_f32(&c, "llama.rope.freq_base", 10000.0f);
+    tiny_config(&c, o);
     tiny_vocab(&c);
     if (o->file_type) ckpt_kv_u32(&c, "general.file_type", o->file_type);
     if (o->chat_template) ckpt_kv_str(&c, "tokenizer.chat_template", o->chat_template);
