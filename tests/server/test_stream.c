@@ -35,7 +35,7 @@ typedef struct answer {
     char finish[32];
     bool usage, done;
     long long prompt, completion;
-    int n_roles, n_events;
+    int n_roles, n_events, n_call_events;
 } answer;
 
 static void answer_free(answer *a) {
@@ -96,6 +96,7 @@ static answer read_stream(const json_t *events, bool chat) {
         add_text(&a.content, chat ? at(d, "content") : at(e, "choices/0/text"));
         add_text(&a.reasoning, at(d, "reasoning_content"));
         add_calls(&a, at(d, "tool_calls"));
+        a.n_call_events += json_array_size(at(d, "tool_calls")) > 0;
         const char *f = json_string_value(at(e, "choices/0/finish_reason"));
         if (f) snprintf(a.finish, sizeof a.finish, "%s", f);
     }
@@ -310,17 +311,70 @@ static void tool_calls(void **state) {
     json_decref(v);
 }
 
+// A server with its own scripts and template, under the same name, so that answers name it alike.
+static void start_beside(server *s, const char *folder, const script *list, size_t n,
+                         const char *template) {
+    mx_err err;
+    char *sub = mx_path_join(dir, folder), *path = mx_path_join(sub, "script.gguf");
+    assert_int_equal(mx_mkdirs(sub, &err), MX_OK);
+    script_write(path, list, n, 1024, template);
+    server_start(s, dir, path, "");
+    mx_free(path);
+    mx_free(sub);
+}
+
+// The forms of Mistral, Llama 3 with its tag and without: streamed as deltas as those of Hermes.
+static void tool_calls_in_other_forms(void **state) {
+    (void)state;
+    static const script calls[] = {
+        {'M', "[TOOL_CALLS]" SCRIPT_CUT "[{\"na" SCRIPT_CUT "me\": \"f\", \"argu" SCRIPT_CUT
+              "ments\": {\"ci" SCRIPT_CUT "ty\": \"Par" SCRIPT_CUT
+              "is\"}}, {\"name\": \"g\"" SCRIPT_CUT ", \"arguments\": {}}]"},
+        {'L', "<|python_tag|>" SCRIPT_CUT "{\"name\": \"f\"," SCRIPT_CUT " \"param" SCRIPT_CUT
+              "eters\": {\"city\"" SCRIPT_CUT ": \"Par" SCRIPT_CUT "is\"}" SCRIPT_CUT
+              "}; {\"name\": \"g\"" SCRIPT_CUT ", \"parameters\": {}}"},
+        {'N', "{\"name\"" SCRIPT_CUT ": \"f\", " SCRIPT_CUT "\"parameters\":" SCRIPT_CUT
+              " {\"city\": " SCRIPT_CUT "\"Paris\"" SCRIPT_CUT "}}"},
+        {'J', "{\"title\"" SCRIPT_CUT ": \"f\"}"},
+    };
+    static const struct {
+        const char *user, *calls, *content;
+    } cases[] = {{"M", "f {\"city\": \"Paris\"}|g {}", ""},
+                 {"L", "f {\"city\": \"Paris\"}|g {}", ""},
+                 {"N", "f {\"city\": \"Paris\"}", ""},
+                 {"J", "", "{\"title\": \"f\"}"}};
+    static const char mistral[] =
+        "{% if tools %}[AVAILABLE_TOOLS]{{ tools[0].function.name }}{% endif %}"
+        "{% for m in messages %}[INST]{{ m.content }}{% endfor %}";
+    static const char llama[] =
+        "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{{ m.content }}{% endfor %}";
+    for (size_t i = 0; i < MX_COUNT(cases); i++) {
+        server s = {0};
+        start_beside(&s, cases[i].user, &calls[i], 1, i == 0 ? mistral : llama);
+        for (int n = 1; n <= 20; n++) {
+            char fields[512];
+            snprintf(fields, sizeof fields,
+                     "\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}],\"max_tokens\":%d,"
+                     "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},"
+                     "{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]",
+                     cases[i].user, n);
+            answer a = both(&s, "/v1/chat/completions", fields); // cut anywhere: the same, too
+            if (n == 20) {
+                assert_string_equal(text_of(&a.calls), cases[i].calls);
+                assert_string_equal(text_of(&a.content), cases[i].content);
+                assert_string_equal(a.finish, cases[i].calls[0] ? "tool_calls" : "stop");
+                assert_true(a.n_call_events >= (cases[i].calls[0] ? 3 : 0));
+            }
+            answer_free(&a);
+        }
+        server_stop(&s);
+    }
+}
+
 static void reasoning(void **state) {
     (void)state;
     server s = {0};
-    char *path = mx_path_join(dir, "script.gguf"); // same name, so that answers name it the same
-    char *sub = mx_path_join(dir, "think");
-    mx_err err;
-    assert_int_equal(mx_mkdirs(sub, &err), MX_OK);
-    mx_free(path);
-    path = mx_path_join(sub, "script.gguf");
-    script_write(path, scripts, MX_COUNT(scripts), 1024, think_template);
-    server_start(&s, dir, path, "");
+    start_beside(&s, "think", scripts, MX_COUNT(scripts), think_template);
     answer a = both(&s, "/v1/chat/completions", USER("x"));
     assert_string_equal(text_of(&a.reasoning), "internal reasoning");
     assert_string_equal(text_of(&a.content), "{\"answer\":1} <think> stays");
@@ -356,8 +410,6 @@ static void reasoning(void **state) {
     assert_string_equal(text_of(&a.content), "internal ");
     answer_free(&a);
     server_stop(&s);
-    mx_free(path);
-    mx_free(sub);
 }
 
 static void choices_in_one_stream(void **state) {
@@ -569,6 +621,7 @@ int main(void) {
         cmocka_unit_test(half_characters_are_held_back),
         cmocka_unit_test(stop_texts),
         cmocka_unit_test(tool_calls),
+        cmocka_unit_test(tool_calls_in_other_forms),
         cmocka_unit_test(reasoning),
         cmocka_unit_test(choices_in_one_stream),
         cmocka_unit_test(headers_come_at_once_and_pings),

@@ -65,7 +65,8 @@ static char *numbers(const json_t *v) {
 // Asks with the cache and without, expects the same, and puts the answer behind the prompt. Returns
 // the tokens that came from the cache.
 static int turn(const server *s, talk *t) {
-    json_t *warm = answer(s, t, N_ANSWER, ""), *cold = answer(s, t, N_ANSWER, ",\"cache_prompt\":false");
+    json_t *warm = answer(s, t, N_ANSWER, ""),
+           *cold = answer(s, t, N_ANSWER, ",\"cache_prompt\":false");
     char *a = numbers(warm), *b = numbers(cold);
     assert_string_equal(a, b);
     assert_int_equal(int_at(cold, "timings/cache_n"), 0);
@@ -93,7 +94,8 @@ static void a_turn_costs_what_is_new(void **state) {
             say(&t, 20 + (int)k * 7, k + 2);
             int n = t.n, cached = turn(&s, &t);
             if (n - cached > n - before + PAGE)
-                fail_msg("model %zu, turn %u: %d of %d cached, %d are old", m, k, cached, n, before);
+                fail_msg("model %zu, turn %u: %d of %d cached, %d are old", m, k, cached, n,
+                         before);
         }
         server_stop(&s);
     }

@@ -10,7 +10,7 @@
 typedef struct script {
     char key;
     const char *pieces; // separated by SCRIPT_CUT, each of two bytes or more and there only once;
-                        // may cut UTF-8 sequences
+                        // may cut UTF-8 sequences; marks of tool calls are control tokens
 } script;
 
 #define SCRIPT_CUT "\x1f"
@@ -90,7 +90,8 @@ static inline void script_tokens(ckpt *c, char (*text)[64], int n) {
     types[TINY_VOCAB - 1] = 1;
     for (int i = 0; i < n; i++) {
         tokens[i] = text[i];
-        if (i >= SCRIPT_FIRST) types[i] = 1;
+        bool mark = strcmp(text[i], "[TOOL_CALLS]") == 0 || strcmp(text[i], "<|python_tag|>") == 0;
+        if (i >= SCRIPT_FIRST) types[i] = mark ? 3 : 1;
     }
     ckpt_kv_str(c, "tokenizer.ggml.model", "gpt2");
     ckpt_kv_str(c, "tokenizer.ggml.pre", "gpt-2");
