@@ -47,6 +47,10 @@ static bool engine_params(const cli_options *o, mlxcel_params *p, int *code) {
             cli_usage(o, "--cache-type-k %s and --cache-type-v %s: they must be the same", k, v);
         return false;
     }
+    if (o->parallel == 0) {
+        *code = cli_usage(o, "--n-parallel 0: expected 1 to 256, or -1 for 4");
+        return false;
+    }
     uint64_t body,
         quarter =
             MX_MIN(mx_mem_available_bytes(), mx_knob_size(MX_KNOB_MEMORY_LIMIT, UINT64_MAX)) / 4;

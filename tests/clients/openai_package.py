@@ -1,9 +1,12 @@
 """The official openai package against the server: chat, streams, tools, log-probabilities, errors."""
 import asyncio
+import json
 import os
+import ssl
 import sys
 import threading
 import time
+import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 import openai
@@ -123,21 +126,22 @@ def errors(c):
 
 def late_error():
     """An error in the middle of a stream is an APIError, not a JSON error."""
-    with server("--timeout", "1", "--n-parallel", "1") as address:
+    with server("--timeout", "1", "--n-parallel", "1", "-c", "32768", max_ctx=32768) as address:
         c = openai.OpenAI(base_url=address + "/v1", api_key="x", max_retries=0)
         # the second one waits for the first until its time is over
-        first = c.completions.create(model="any", prompt="x", stream=True, max_tokens=2000)
+        first = c.completions.create(model="any", prompt="x", stream=True, max_tokens=32000)
         next(iter(first))
         failed = 0
         for _ in range(3):
             try:
-                for _ in c.completions.create(model="any", prompt="x", stream=True, max_tokens=2000):
+                for _ in c.completions.create(model="any", prompt="x", stream=True, max_tokens=32000):
                     pass
             except openai.APIError as e:
                 assert "time limit" in str(e), e
                 failed += 1
         first.close()
         print("late errors seen:", failed)
+        assert failed == 3
 
 
 def pings():
@@ -153,6 +157,32 @@ def pings():
         print("waited", round(time.monotonic() - begin, 1), "s")
 
 
+def tls():
+    """HTTPS: answers, streams, a client that leaves; and no answer without TLS."""
+    pem = os.path.join(os.path.dirname(__file__), "support", "localhost.pem")  # self-signed, its key too
+    with server("--ssl-key-file", pem, "--ssl-cert-file", pem) as address:
+        assert address.startswith("https://127.0.0.1:"), address
+        trust = ssl.create_default_context(cafile=pem)
+        c = openai.OpenAI(base_url=address + "/v1", api_key="x", max_retries=0,
+                          http_client=openai.DefaultHttpxClient(verify=trust))
+        chat(c)
+        stream(c)
+        for _ in range(3):
+            endless = c.completions.create(model="any", prompt="x", stream=True, max_tokens=2000)
+            next(iter(endless))
+            endless.close()
+        for _ in range(200):
+            with urllib.request.urlopen(address + "/v1/stats", context=trust) as r:
+                counts = json.load(r)
+            if counts["running"] == 0:
+                break
+            time.sleep(0.02)
+        assert counts["running"] == 0 and counts["cancelled"] >= 3, counts
+        raises(openai.APIConnectionError, lambda: openai.OpenAI(
+            base_url=address + "/v1", api_key="x", max_retries=0).models.list())  # not trusted
+        raises(OSError, lambda: urllib.request.urlopen(address.replace("https", "http") + "/health"))
+
+
 with server("--api-key", "secret") as where:
     client = openai.OpenAI(base_url=where + "/v1", api_key="secret", max_retries=0, timeout=60)
     for test in (chat, stream, tools, helpers, completions, errors):
@@ -160,3 +190,5 @@ with server("--api-key", "secret") as where:
         print(test.__name__, "ok")
 late_error()
 pings()
+tls()
+print("tls ok")

@@ -30,6 +30,7 @@ static void bad_flags(void **state) {
         {"--ssl-key-file x", "--ssl-cert-file"},
         {"--host no.such.host.invalid", "--host"},
         {"-ngl 99", "-ngl"},
+        {"--n-parallel 0", "--n-parallel"},
         {"--chat-template-kwargs [1]", "--chat-template-kwargs"},
     };
     for (size_t i = 0; i < MX_COUNT(args); i++) refused(args[i][0], args[i][1]);
@@ -84,6 +85,52 @@ static void texts_of_flags(void **state) {
     setenv("LLAMA_API_KEY", " , ", 1);
     refused("", "LLAMA_API_KEY: no key");
     unsetenv("LLAMA_API_KEY");
+}
+
+static void expect_props(const server *s, long long slots, long long ctx, long long chunk) {
+    json_t *v = get_json(s, "/props", 200);
+    assert_int_equal(int_at(v, "total_slots"), slots);
+    assert_int_equal(int_at(v, "default_generation_settings/n_ctx"), ctx);
+    assert_int_equal(int_at(v, "prefill_chunk"), chunk);
+    assert_string_equal(text_at(v, "kv_storage"), "paged");
+    assert_true(int_at(v, "kv_pool_bytes") <= 1 << 20);
+    json_decref(v);
+    json_decref(get_json(s, "/slots", 501));
+    reply r = get(s, "/metrics");
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+}
+
+// As mlxcel-server, with the scheduler's settings in variables; a flag wins.
+static void the_other_name_and_variables(void **state) {
+    (void)state;
+    static const char *const variables[][2] = {{"LLAMA_ARG_N_PARALLEL", "3"},
+                                               {"LLAMA_ARG_MAX_BATCH_SIZE", "2"},
+                                               {"LLAMA_ARG_CTX_SIZE", "200"},
+                                               {"LLAMA_ARG_UBATCH", "64"},
+                                               {"LLAMA_ARG_BATCH", "40"},
+                                               {"LLAMA_ARG_PREFILL_GRANT_INTERVAL", "3"},
+                                               {"LLAMA_ARG_MAX_QUEUE_DEPTH", "7"},
+                                               {"LLAMA_ARG_KV_CACHE_BUDGET", "1M"},
+                                               {"LLAMA_ARG_DECODE_STORAGE_BACKEND", "paged"},
+                                               {"LLAMA_ARG_NO_ENDPOINT_SLOTS", "1"},
+                                               {"LLAMA_ARG_ENDPOINT_METRICS", "1"}};
+    char *name = mx_path_join(dir, "mlxcel-server"), *target = realpath(MX_TEST_PROGRAM, NULL);
+    assert_int_equal(symlink(target, name), 0);
+    for (size_t i = 0; i < MX_COUNT(variables); i++) setenv(variables[i][0], variables[i][1], 1);
+    server s = {.program = name};
+    server_start(&s, dir, model, "");
+    expect_props(&s, 2, 200, 40);
+    server_stop(&s);
+    server_start(&s, dir, model, "--n-parallel 1 -c 100 --prefill-chunk-size 72");
+    expect_props(&s, 1, 100, 72);
+    server_stop(&s);
+    setenv("LLAMA_ARG_MAX_QUEUE_DEPTH", "x", 1);
+    server_spawn(&s, dir, model, "");
+    assert_int_equal(server_end(&s, 20), 2);
+    for (size_t i = 0; i < MX_COUNT(variables); i++) unsetenv(variables[i][0]);
+    mx_free(name);
+    free(target);
 }
 
 static void names_may_have_blanks_beside_commas(void **state) {
@@ -206,6 +253,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_flags),
         cmocka_unit_test(texts_of_flags),
+        cmocka_unit_test(the_other_name_and_variables),
         cmocka_unit_test(names_may_have_blanks_beside_commas),
         cmocka_unit_test(keys_are_not_shown),
         cmocka_unit_test(files_of_keys),

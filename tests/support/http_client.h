@@ -32,8 +32,9 @@ enum { CLIENT_LIMIT_S = 30 };
 typedef struct server {
     pid_t pid;
     int port;
-    char log[512];  // what it wrote to standard error
-    char sock[108]; // a Unix socket instead of the port
+    char log[512];       // what it wrote to standard error
+    char sock[108];      // a Unix socket instead of the port
+    const char *program; // under another name, which needs no `serve`; NULL: as usual
 } server;
 
 static inline char *server_log(const server *s) {
@@ -50,8 +51,8 @@ static inline void server_spawn(server *s, const char *dir, const char *model, c
     char *argv[64];
     int n = 0;
     char line[4096];
-    snprintf(line, sizeof line, "%s serve -m %s %s%s", MX_TEST_PROGRAM, model,
-             s->sock[0] ? "" : "--port 0 ", args);
+    snprintf(line, sizeof line, "%s%s -m %s %s%s", s->program ? s->program : MX_TEST_PROGRAM,
+             s->program ? "" : " serve", model, s->sock[0] ? "" : "--port 0 ", args);
     for (const char *p = line; *p && n < 63;) {
         size_t len = strcspn(p, " ");
         snprintf(words[n], sizeof words[n], "%.*s", (int)len, p);

@@ -125,7 +125,7 @@ def server(*flags, model=None, max_ctx=2048, threads="1"):
             for _ in range(1500):
                 with open(log.name) as f:
                     text = f.read()
-                address = re.search(r"ready at (http://\S+)", text)
+                address = re.search(r"ready at (https?://\S+)", text)
                 if address or p.poll() is not None:
                     break
                 time.sleep(0.02)
