@@ -658,6 +658,57 @@ static void tokenizer_only(void **state) {
     mx_free(config_path);
 }
 
+// A folder with good small files, one of which is `name` with arrays in arrays; a header of
+// safetensors has its length in front.
+static void write_deep(const char *folder, const char *name, int depth) {
+    static const char *const good[][2] = {
+        {"config.json", "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_attention_heads\":4,"
+                        "\"num_hidden_layers\":1,\"intermediate_size\":96,\"vocab_size\":272,"
+                        "\"rms_norm_eps\":1e-5}"},
+        {"tokenizer.json", "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]}}"},
+        {"model.safetensors", "\2\0\0\0\0\0\0\0{}"},
+    };
+    mkdir(folder, 0700);
+    for (size_t i = 0; i < MX_COUNT(good); i++) {
+        char *path = mx_path_join(folder, good[i][0]);
+        ckpt_write_file(path, good[i][1], i == 2 ? 10 : strlen(good[i][1]));
+        mx_free(path);
+    }
+    mx_buf b;
+    mx_buf_init(&b, 0);
+    bool header = strcmp(name, "model.safetensors") == 0;
+    uint64_t n = (uint64_t)depth * 2 + 6;
+    if (header) mx_buf_add(&b, (const char *)&n, sizeof n);
+    mx_buf_puts(&b, "{\"x\":");
+    for (int i = 0; i < depth; i++) mx_buf_putc(&b, '[');
+    for (int i = 0; i < depth; i++) mx_buf_putc(&b, ']');
+    mx_buf_putc(&b, '}');
+    char *path = mx_path_join(folder, name);
+    ckpt_write_file(path, b.data, b.n);
+    mx_free(path);
+    mx_buf_free(&b);
+}
+
+// Every JSON file of a checkpoint, as deep as somebody likes: an error that names it, at once.
+static void deep_files_are_refused(void **state) {
+    (void)state;
+    static const char *const files[][2] = {{"config.json", "inspect -m %s"},
+                                           {"generation_config.json", "generate -p x -m %s"},
+                                           {"model.safetensors", "inspect -m %s"},
+                                           {"tokenizer.json", "tokenize -m %s"},
+                                           {"tokenizer_config.json", "tokenize -m %s"}};
+    for (size_t i = 0; i < MX_COUNT(files); i++) {
+        for (int depth = 1000; depth <= 1000000; depth *= 1000) {
+            char *folder = mx_path_join(dir, "deep");
+            write_deep(folder, files[i][0], depth);
+            run(&p, files[i][1], folder);
+            expect(&p, 3, "", files[i][0]);
+            assert_true(strstr(p.err_text, "nested deeper") || strstr(p.err_text, "not an object"));
+            ckpt_remove_dir(folder);
+        }
+    }
+}
+
 static void template_lines(void **state) {
     (void)state;
     pipe_through("{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}\n", "template -m %s",
@@ -980,6 +1031,7 @@ int main(void) {
         cmocka_unit_test(json_of_bench),
         cmocka_unit_test(tokenize_lines),
         cmocka_unit_test(tokenizer_only),
+        cmocka_unit_test(deep_files_are_refused),
         cmocka_unit_test(template_lines),
         cmocka_unit_test(perplexity_lines_and_text),
         cmocka_unit_test(the_prompt_may_come_from_a_file),
