@@ -260,6 +260,8 @@ typedef struct mlxcel_stats { // since open
     uint64_t prefill_grants; // prefill steps while others decoded
     double prefill_s, decode_s;
     int32_t n_running, n_queued, n_prefilling;
+    int32_t
+        n_failed_steps; // the last ones, when the device failed in all of them; 0 once one works
     uint64_t plans_made, plan_hits, plan_evictions;
     uint64_t buffers_prefill, buffers_decode; // command buffers
     uint64_t commits_ops, commits_bytes, commits_end, commits_sync;

@@ -330,7 +330,9 @@ static void run_steps(mlxcel_engine *e, step_pick *picks) {
     int32_t n = decide(e, picks);
     if (n == 0) return;
     flight *f = &e->flights[0];
-    if (step_submit(e, f, picks, n, &err) != MX_OK) {
+    mx_status st = step_submit(e, f, picks, n, &err);
+    if (st != MX_OK) {
+        step_note(e, st);
         fail_picks(e, picks, n, &err);
         return;
     }

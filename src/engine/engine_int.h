@@ -184,6 +184,8 @@ typedef struct step_pick { // what a sequence contributes
 // step. On error nothing was submitted.
 mx_status step_submit(mlxcel_engine *e, flight *f, const step_pick *picks, int32_t n, mx_err *err);
 // Waits for the flight and hands out its tokens and scores.
+// Whether the device works, from how its last step ended.
+void step_note(mlxcel_engine *e, mx_status st);
 mx_status step_finish(mlxcel_engine *e, flight *f, mx_err *err);
 
 // request.c: events and lifetime. Called on the engine thread.

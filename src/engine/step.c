@@ -270,11 +270,21 @@ static void count_step(mlxcel_engine *e, const flight *f) {
     if (!f->decode_only) chunk_learn(e, f->n_tok, dt);
 }
 
+void step_note(mlxcel_engine *e, mx_status st) {
+    pthread_mutex_lock(&e->lock);
+    if (st == MX_OK)
+        e->stats.n_failed_steps = 0;
+    else if (st == MX_DEVICE && e->stats.n_failed_steps < INT32_MAX)
+        e->stats.n_failed_steps++;
+    pthread_mutex_unlock(&e->lock);
+}
+
 mx_status step_finish(mlxcel_engine *e, flight *f, mx_err *err) {
     bool logits = false, done;
     for (int32_t i = 0; i < f->n_rows; i++) logits |= f->rows[i].host && f->rows[i].n_out > 0;
     mx_run_stats run;
     mx_status st = e->backend->ops->wait(e->backend, f->ticket, true, logits, &done, &run, err);
+    step_note(e, st);
     if (st == MX_OK) {
         count_step(e, f);
         for (int32_t i = 0; i < f->n_rows; i++) finish_row(e, f, &f->rows[i]);

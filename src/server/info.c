@@ -5,10 +5,20 @@
 #include "base/mem.h"
 #include "base/os.h"
 
+// A device that fails step after step will not recover: whoever supervises the server may know.
+enum { MAX_FAILED_STEPS = 3 };
+
 void handle_health(srv_req *q) {
     mx_buf b;
     mx_buf_init(&b, 0);
-    if (atomic_load(&q->s->ready)) {
+    bool ready = atomic_load(&q->s->ready);
+    mlxcel_stats st = {0};
+    if (ready) mlxcel_get_stats(q->s->engine, &st);
+    if (st.n_failed_steps >= MAX_FAILED_STEPS) {
+        req_error(q, 503, NULL, NULL, "the device failed in the last %d steps", st.n_failed_steps);
+        return;
+    }
+    if (ready) {
         mx_buf_puts(&b, "{\"status\":\"ok\"}");
         req_reply_json(q, 200, &b);
         return;

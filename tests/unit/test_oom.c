@@ -70,14 +70,18 @@ static mx_status bad_plan(mx_backend *b, mx_plan *plan, mx_buffer *arena, mx_err
     return fails() ? no_memory(err) : real->plan_make(b, plan, arena, err);
 }
 
+static atomic_bool lost; // the device: no step works
+
 static mx_status bad_submit(mx_backend *b, mx_plan *plan, const mx_step_facts *facts, int32_t slot,
                             mx_ticket *out, mx_err *err) {
+    if (atomic_load(&lost)) return mx_err_set(err, MX_DEVICE, "made up: the device is lost");
     return fails() ? no_memory(err) : real->submit(b, plan, facts, slot, out, err);
 }
 
 static mx_status bad_wait(mx_backend *b, mx_ticket t, bool block, bool logits, bool *done,
                           mx_run_stats *stats, mx_err *err) {
     mx_status st = real->wait(b, t, block, logits, done, stats, err);
+    if (st == MX_OK && atomic_load(&lost)) st = mx_err_set(err, MX_DEVICE, "made up: lost");
     return st == MX_OK && fails() ? no_memory(err) : st;
 }
 
@@ -209,6 +213,37 @@ static void a_late_failure_is_of_its_requests_only(void **state) {
     assert_true(calls_of[1] >= calls_of[0] + 10 && failed[1] >= failed[0] + 10);
 }
 
+static int32_t failed_steps(mlxcel_engine *e) {
+    mlxcel_stats s;
+    mlxcel_get_stats(e, &s);
+    return s.n_failed_steps;
+}
+
+// What /health goes by: steps that fail one after the other, but not for want of memory.
+static void a_lost_device_is_noticed(void **state) {
+    (void)state;
+    mlxcel_engine *e;
+    mlxcel_error err = {0};
+    if (try_open(&e, &err) != 0) fail_msg("%s", err.message);
+    result want = collect(submit(e, 2, 40));
+    install(e);
+    fail_next(1);
+    assert_false(check(collect(submit(e, 2, 40)), want));
+    fail_next(0);
+    assert_int_equal(failed_steps(e), 0);
+    atomic_store(&lost, true);
+    for (int i = 1; i <= 4; i++) {
+        result r = collect(submit(e, 2, 40));
+        assert_int_equal(r.err.status, MX_DEVICE);
+        assert_true(r.err.http >= 500);
+        assert_int_equal(failed_steps(e), i);
+    }
+    atomic_store(&lost, false);
+    assert_true(check(collect(submit(e, 2, 40)), want));
+    assert_int_equal(failed_steps(e), 0);
+    mlxcel_close(e);
+}
+
 static void what_does_not_fit_is_refused_with_numbers(void **state) {
     (void)state;
     mlxcel_engine *e;
@@ -273,6 +308,7 @@ static void the_driver_refuses_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_late_failure_is_of_its_requests_only),
+        cmocka_unit_test(a_lost_device_is_noticed),
         cmocka_unit_test(what_does_not_fit_is_refused_with_numbers),
 #ifdef MX_TEST_CUDA_HOST
         cmocka_unit_test(the_driver_refuses_memory),
