@@ -351,6 +351,7 @@ static void tool_calls_in_other_forms(void **state) {
     for (size_t i = 0; i < MX_COUNT(cases); i++) {
         server s = {0};
         start_beside(&s, cases[i].user, &calls[i], 1, i == 0 ? mistral : llama);
+        int most = 0; // events with pieces of calls; a slow reader gets several tokens in one
         for (int n = 1; n <= 20; n++) {
             char fields[512];
             snprintf(fields, sizeof fields,
@@ -363,10 +364,11 @@ static void tool_calls_in_other_forms(void **state) {
                 assert_string_equal(text_of(&a.calls), cases[i].calls);
                 assert_string_equal(text_of(&a.content), cases[i].content);
                 assert_string_equal(a.finish, cases[i].calls[0] ? "tool_calls" : "stop");
-                assert_true(a.n_call_events >= (cases[i].calls[0] ? 3 : 0));
             }
+            most = MX_MAX(most, a.n_call_events);
             answer_free(&a);
         }
+        assert_true(cases[i].calls[0] ? most >= 3 : most == 0);
         server_stop(&s);
     }
 }
