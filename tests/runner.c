@@ -113,12 +113,23 @@ static bool job_start(job *j, const sigset_t *old) {
     return j->pid > 0;
 }
 
+// The N of "MARK N test(s)"; newer versions of cmocka name the group before it: "MARK NAME: N
+// test(s)".
+static bool read_count(const char *line, const char *mark, int *n) {
+    size_t k = strlen(mark);
+    int end = 0;
+    if (strncmp(line, mark, k) != 0) return false;
+    line += k;
+    for (const char *p; (p = strstr(line, ": "));) line = p + 2;
+    return sscanf(line, " %d test(s)%n", n, &end) == 1 && end;
+}
+
 // Adds N of lines such as "[  PASSED  ] N test(s)." and " N FAILED TEST(S)".
 static bool count_line(job *j, const char *line) {
     int n, end = 0;
-    if (sscanf(line, "[  PASSED  ] %d test(s)%n", &n, &end) == 1 && end)
+    if (read_count(line, "[  PASSED  ]", &n))
         j->passed += n;
-    else if (sscanf(line, "[  SKIPPED ] %d test(s)%n", &n, &end) == 1 && end)
+    else if (read_count(line, "[  SKIPPED ]", &n))
         j->skipped += n;
     else if (sscanf(line, " %d FAILED TEST(S)%n", &n, &end) == 1 && end)
         j->failed += n;
