@@ -338,9 +338,10 @@ static void echo_prompt(gen *g, gen_job *j) {
 static void take_score(gen *g, gen_job *j, const mlxcel_event *ev) {
     for (int32_t k = 0; k < g->o.n; k++) {
         gen_choice *c = &j->choices[k];
-        if (c->probs.n == 0) probs_add(c, &(mlxcel_token){.id = j->ids[0], .n_top = -1});
+        if (!j->scored) probs_add(c, &(mlxcel_token){.id = j->ids[0], .n_top = -1});
         for (int32_t i = 0; i < ev->n_tokens; i++) probs_add(c, &ev->tokens[i]);
     }
+    j->scored = true;
 }
 
 static void end_without_run(gen *g, gen_job *j, const mlxcel_event *done) {

@@ -317,9 +317,9 @@ struct gen_job {  // one prompt
     char *text; // of the prompt; mlxcel_free
     size_t n_text;
     mlxcel_request *score, *run;
-    bool score_done, run_done;
-    int32_t n_prefilled, n_cached; // of its prompt, so far
-    gen_choice *choices;           // o.n
+    bool scored, score_done, run_done; // scored: its first token's entry was made
+    int32_t n_prefilled, n_cached;     // of its prompt, so far
+    gen_choice *choices;               // o.n
     mlxcel_timings timings;
 };
 

@@ -551,6 +551,40 @@ static void pings_of_other_styles(void **state) {
     unsetenv("MLXCEL_CPU_ISA");
 }
 
+// A sign of life takes along the scores that came so far; none comes twice.
+static void scores_beside_pings(void **state) {
+    (void)state;
+    setenv("MLXCEL_CPU_ISA", "scalar", 1);
+    server s = {0};
+    server_start(&s, dir, model,
+                 "--sse-ping-interval 1 --sse-ping-style delta --prefill-chunk-size 64");
+    mx_buf body;
+    mx_buf_init(&body, 0);
+    bool early = false;
+    for (size_t n = 400; n < 8000 && !early; n += n / 2) {
+        mx_buf_clear(&body);
+        mx_buf_puts(&body,
+                    "{\"max_tokens\":0,\"echo\":true,\"logprobs\":0,\"stream\":true,\"prompt\":\"");
+        for (size_t i = 0; i < n; i++) mx_buf_putc(&body, 'y');
+        mx_buf_puts(&body, "\"}");
+        json_t *events = post_stream(&s, "/v1/completions", body.data), *e, *v;
+        size_t i, k, n_values = 0, n_null = 0;
+        json_array_foreach(events, i, e) {
+            json_t *values = at(e, "choices/0/logprobs/token_logprobs");
+            json_array_foreach(values, k, v) n_null += json_is_null(v);
+            n_values += json_array_size(values);
+            early |= n_values > 0 && n_values < n;
+        }
+        assert_int_equal(n_values, n);
+        assert_int_equal(n_null, 1); // nothing precedes the first token
+        json_decref(events);
+    }
+    assert_true(early);
+    mx_buf_free(&body);
+    server_stop(&s);
+    unsetenv("MLXCEL_CPU_ISA");
+}
+
 // An error after the headers is an event like the others, and nothing follows.
 static void late_errors_are_events(void **state) {
     (void)state;
@@ -628,6 +662,7 @@ int main(void) {
         cmocka_unit_test(choices_in_one_stream),
         cmocka_unit_test(headers_come_at_once_and_pings),
         cmocka_unit_test(pings_of_other_styles),
+        cmocka_unit_test(scores_beside_pings),
         cmocka_unit_test(late_errors_are_events),
         cmocka_unit_test(timings_in_every_event),
     };
