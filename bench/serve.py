@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import random
+import re
 import shlex
 import socket
 import statistics
@@ -74,28 +75,40 @@ class Stream(threading.Thread):
                                 "ignore_eos": True, "return_tokens": True, "cache_prompt": cache})
         self.port, self.at, self.last = server.port, [], {}
         self.sent, self.leave = 0.0, False
+        self.live = True  # tokens are counted as they come, for wait_tokens
 
     def run(self):
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         self.sent = time.monotonic()
         c.request("POST", "/completion", self.body, {"Content-Type": "application/json"})
         r = c.getresponse()
-        pieces = []  # read now, understood later: the client shares the server's processors
+        open_event = b""
+        pieces = []  # understood later: the client shares the server's processors
         while True:
             piece = r.read1(65536)
             if not piece:
                 break
-            now = time.monotonic()
-            pieces.append(piece)
-            self.at += [now] * piece.count(b'"stop":false')
+            pieces.append((time.monotonic(), piece))
+            if self.live:
+                open_event = self.count(*pieces[-1], open_event)
             if self.leave:
                 break
         c.close()
+        if not self.live:
+            for now, piece in pieces:
+                open_event = self.count(now, piece, open_event)
         if not self.leave:
-            events = b"".join(pieces).split(b"\n\n")
+            events = b"".join(piece for _, piece in pieces).split(b"\n\n")
             self.last = json.loads([e for e in events if e.startswith(b"data: ")][-1][6:])
             if "error" in self.last:
                 raise SystemExit(self.last)
+
+    def count(self, now, piece, open_event):
+        """Stamps the tokens of the events that end in this piece; what is left over."""
+        whole, _, rest = (open_event + piece).rpartition(b"\n\n")
+        for tokens in re.findall(rb'"tokens":\[([^\]]+)\]', whole):
+            self.at += [now] * (tokens.count(b",") + 1)
+        return rest
 
     def wait_tokens(self, n):
         while len(self.at) < n and self.is_alive():
@@ -252,6 +265,7 @@ def one(a):
 
     for i in range(a.rounds + 1):
         t = Stream(s, prompt, a.decode)
+        t.live = False
         t.start()
         t.join()
         row = {"stream": (len(t.at) - 1) / (t.at[-1] - t.at[0]),

@@ -151,6 +151,14 @@ typedef enum mlxcel_priority {
     MLXCEL_PRIORITY_LOW
 } mlxcel_priority;
 
+typedef enum mlxcel_event_kind {
+    MLXCEL_EVENT_PROMPT, // n_prompt_done of n_prompt tokens are prefilled
+    MLXCEL_EVENT_TEXT,   // new tokens and the text they release; text may be empty, never cut UTF-8
+    MLXCEL_EVENT_SCORE,  // score requests: tokens 1.. of the prompt, in order, several events
+    MLXCEL_EVENT_CHOICE, // a choice ended: finish, its counts
+    MLXCEL_EVENT_DONE    // the last one: finish of choice 0, usage, timings; or an error
+} mlxcel_event_kind;
+
 typedef struct mlxcel_request_params {
     const int32_t *ids; // the prompt; copied
     size_t n_ids;
@@ -173,9 +181,9 @@ typedef struct mlxcel_request_params {
     mlxcel_priority priority;
     double timeout_s; // of the whole request, then an error; 0: none
     double predict_s; // from the first token on, then choices end as LENGTH; 0: none
-    // Called on the engine thread when an event was queued; must not block nor call the engine, but
-    // for mlxcel_cancel of another request.
-    void (*notify)(void *user);
+    // Called on the engine thread when an event of this kind was queued; must not block nor call
+    // the engine, but for mlxcel_cancel of another request.
+    void (*notify)(void *user, mlxcel_event_kind kind);
     void *user;
 } mlxcel_request_params;
 void mlxcel_request_params_init(mlxcel_request_params *p); // greedy, one choice, no logprobs
@@ -201,14 +209,6 @@ typedef struct mlxcel_token {
     int32_t n_top;
     double time_s; // when a generated token was chosen, on the monotonic clock
 } mlxcel_token;
-
-typedef enum mlxcel_event_kind {
-    MLXCEL_EVENT_PROMPT, // n_prompt_done of n_prompt tokens are prefilled
-    MLXCEL_EVENT_TEXT,   // new tokens and the text they release; text may be empty, never cut UTF-8
-    MLXCEL_EVENT_SCORE,  // score requests: tokens 1.. of the prompt, in order, several events
-    MLXCEL_EVENT_CHOICE, // a choice ended: finish, its counts
-    MLXCEL_EVENT_DONE    // the last one: finish of choice 0, usage, timings; or an error
-} mlxcel_event_kind;
 
 typedef enum mlxcel_finish {
     MLXCEL_FINISH_NONE,

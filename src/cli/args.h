@@ -57,6 +57,7 @@ typedef struct cli_options {
     const char *kv_budget, *cache_type_k, *cache_type_v, *prompt_cache, *max_body;
     int32_t port, parallel, max_batch, batch_size, ubatch_size, grant_interval, queue_depth;
     int32_t threads_http, sse_ping, timeout_s, idle_timeout_s;
+    int32_t sse_gather;
     const char *sse_ping_style;
     float grace_s;
     bool metrics, no_slots, no_web, reuse_port, no_request_log, no_prompt_cache, as_always;

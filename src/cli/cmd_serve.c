@@ -152,6 +152,7 @@ static void fill(const cli_options *o, const char *path, mx_server_config *c) {
     c->threads_http = o->threads_http;
     c->sse_ping_s = o->sse_ping;
     c->sse_ping_style = o->sse_ping_style;
+    c->sse_gather_ms = o->sse_gather;
     c->timeout_s = o->timeout_s;
     c->idle_timeout_s = o->idle_timeout_s;
     c->grace_s = (double)o->grace_s;

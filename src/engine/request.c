@@ -72,6 +72,7 @@ static void merge_events(event_node *a, const event_node *b) {
 void request_post(mlxcel_request *r, event_node *n) {
     pthread_mutex_lock(&r->lock);
     event_node *t = r->tail;
+    mlxcel_event_kind kind = n->ev.kind;
     bool plain = n->ev.kind == MLXCEL_EVENT_TEXT && r->p.n_logprobs < 0;
     bool progress = n->ev.kind == MLXCEL_EVENT_PROMPT;
     if (t && t->ev.kind == n->ev.kind && t->ev.choice == n->ev.choice && (plain || progress)) {
@@ -88,7 +89,7 @@ void request_post(mlxcel_request *r, event_node *n) {
         r->tail = n;
     }
     pthread_cond_signal(&r->wake);
-    if (r->p.notify) r->p.notify(r->p.user); // under the lock: request_free cannot pass it
+    if (r->p.notify) r->p.notify(r->p.user, kind); // under the lock: request_free cannot pass it
     pthread_mutex_unlock(&r->lock);
 }
 

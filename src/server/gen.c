@@ -95,7 +95,7 @@ static void fill_params(gen *g, const gen_job *j, mlxcel_request_params *p) {
         p->timeout_s = MX_MAX(g->timeout_s - (mx_now_s() - g->started_s), 1e-3);
     }
     p->predict_s = g->predict_s;
-    p->notify = req_wake;
+    p->notify = req_event;
     p->user = g->q;
 }
 

@@ -5,7 +5,7 @@
 // shutdown wake it (req_wake); the HTTP thread then reads what came and suspends it again. A wake
 // that arrives between reading and suspending is not lost: it leaves a flag, and the suspending
 // side looks at the flag under the same lock. The engine calls notify with its own lock held, so
-// nothing here calls the engine while it holds q->lock.
+// nothing here calls the engine while it holds q->lock. Text that comes fast is left to gather.
 #include "server/server_int.h"
 
 #include "base/mem.h"
@@ -161,14 +161,37 @@ void req_fail(srv_req *q, const mlxcel_error *e) {
 
 // ---- Waking ----
 
-void req_wake(void *user) {
+// Under q->lock.
+static void wake(srv_req *q) {
+    q->wake = true, q->late = false;
+    if (!q->suspended) return;
+    q->suspended = false;
+    MHD_resume_connection(q->conn);
+}
+
+void req_wake(srv_req *q) {
+    pthread_mutex_lock(&q->lock);
+    wake(q);
+    pthread_mutex_unlock(&q->lock);
+}
+
+static bool is_early(const srv_req *q, double now) {
+    return now - q->sent_s < q->s->c->sse_gather_ms * 1e-3;
+}
+
+void req_event(void *user, mlxcel_event_kind kind) {
     srv_req *q = user;
     pthread_mutex_lock(&q->lock);
-    q->wake = true;
-    if (q->suspended) {
-        q->suspended = false;
-        MHD_resume_connection(q->conn);
-    }
+    if (q->streaming && q->suspended && kind == MLXCEL_EVENT_TEXT && is_early(q, mx_now_s()))
+        q->late = true;
+    else
+        wake(q);
+    pthread_mutex_unlock(&q->lock);
+}
+
+void req_late(srv_req *q, double now) {
+    pthread_mutex_lock(&q->lock);
+    if (q->late && !is_early(q, now)) wake(q);
     pthread_mutex_unlock(&q->lock);
 }
 
@@ -215,7 +238,7 @@ static ssize_t hand_out(srv_req *q, char *buf, size_t max) {
         q->out_pos = 0;
     }
     pthread_mutex_lock(&q->lock);
-    q->last_write_s = mx_now_s();
+    q->last_write_s = q->sent_s = mx_now_s();
     pthread_mutex_unlock(&q->lock);
     return (ssize_t)n;
 }

@@ -23,6 +23,7 @@ typedef struct mx_server_config {
     const char *chat_template_kwargs;            // JSON object, or NULL
     int32_t threads_http;                        // <= 0: 2
     int32_t sse_ping_s;                          // < 0: off
+    int32_t sse_gather_ms;                       // 0: off
     const char *sse_ping_style;                  // "comment", "delta", "progress"
     int32_t timeout_s, idle_timeout_s, max_body; // max_body in bytes
     double grace_s;                              // of shutdown

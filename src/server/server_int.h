@@ -76,6 +76,7 @@ struct srv {
     srv_conn *conns;
     int32_t n_conns;
     int wake_fd, epoll_fd; // watcher
+    bool watch_ends;       // under srv.lock
     int event_fd;          // the loader failed
     pthread_t watcher, loader;
     uint64_t next_id;
@@ -127,8 +128,9 @@ struct srv_req {
     // shared with the engine thread and the watcher
     pthread_mutex_t lock;
     bool suspended, wake, gone, ping, streaming;
-    double last_write_s;
-    int fd; // this and the following: under srv.lock
+    bool late;                   // text waits until sse_gather_ms after sent_s are over
+    double last_write_s, sent_s; // of anything; of what the engine gave
+    int fd;                      // this and the following: under srv.lock
     bool is_quiet;
     srv_req *prev, *next;
 };
@@ -144,8 +146,12 @@ mx_status http_listen(srv *s, mx_err *err);
 mx_status http_start(srv *s, mx_err *err);
 void http_stop(srv *s);
 void http_unlink_socket(const srv *s);
-void req_wake(void *q);    // resumes its connection; any thread
-void req_read(srv_req *q); // its body, and what its handler does: an answer, or q->gen
+void req_wake(srv_req *q); // resumes its connection; any thread
+// The engine's notify: the same, but that text waits until some time has passed since the last was
+// sent: every write wakes a thread here and one of the client's, which compute threads pay for.
+void req_event(void *q, mlxcel_event_kind kind);
+void req_late(srv_req *q, double now); // the watcher's part of it
+void req_read(srv_req *q);             // its body, and what its handler does: an answer, or q->gen
 // One answer with a body of a content type. Takes body's contents.
 void req_reply(srv_req *q, int status, const char *type, mx_buf *body);
 void req_reply_json(srv_req *q, int status, mx_buf *body);

@@ -12,6 +12,12 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+static void poke(srv *s) {
+    uint64_t one = 1;
+    ssize_t written = write(s->wake_fd, &one, sizeof one);
+    (void)written;
+}
+
 void watch_add(srv_req *q) {
     srv *s = q->s;
     struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.u64 = q->number};
@@ -20,6 +26,7 @@ void watch_add(srv_req *q) {
     if (q->next) q->next->prev = q;
     s->first = q;
     s->n_generating++;
+    if (s->n_generating == 1 && s->c->sse_gather_ms > 0) poke(s); // it looks more often from now on
     // a connection that reads its next request while this one is answered is not watched twice
     if (q->fd >= 0 && epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, q->fd, &ev) != 0) q->fd = -1;
     pthread_mutex_unlock(&s->lock);
@@ -79,22 +86,33 @@ static void send_pings(srv *s, double now) {
     }
 }
 
+enum { SWEEP_MS = 250 }; // between two looks at silent streams and idle connections
+
 static void *watch_main(void *arg) {
     srv *s = arg;
+    double swept_s = 0;
+    int wait = SWEEP_MS;
     for (;;) {
         struct epoll_event ev[64];
-        int n = epoll_wait(s->epoll_fd, ev, MX_COUNT(ev), 250);
-        bool stop = false;
+        int n = epoll_wait(s->epoll_fd, ev, MX_COUNT(ev), wait);
         pthread_mutex_lock(&s->lock);
         for (int i = 0; i < n; i++) {
             srv_req *q = find_request(s, ev[i].data.u64);
-            if (ev[i].data.u64 == 0) stop = true;
+            uint64_t count;
+            if (ev[i].data.u64 == 0 && read(s->wake_fd, &count, sizeof count) < 0) continue;
             if (q && !q->is_quiet) client_left(s, q);
         }
-        send_pings(s, mx_now_s());
-        conn_sweep(s, mx_now_s());
+        double now = mx_now_s();
+        for (srv_req *q = s->first; q; q = q->next) req_late(q, now);
+        if (now - swept_s >= SWEEP_MS * 1e-3) {
+            swept_s = now;
+            send_pings(s, now);
+            conn_sweep(s, now);
+        }
+        bool gathers = s->n_generating > 0 && s->c->sse_gather_ms > 0, ends = s->watch_ends;
+        wait = gathers ? MX_MIN(s->c->sse_gather_ms, SWEEP_MS) : SWEEP_MS;
         pthread_mutex_unlock(&s->lock);
-        if (stop) return NULL;
+        if (ends) return NULL;
     }
 }
 
@@ -111,9 +129,10 @@ mx_status watch_start(srv *s, mx_err *err) {
 }
 
 void watch_stop(srv *s) {
-    uint64_t one = 1;
-    ssize_t written = write(s->wake_fd, &one, sizeof one);
-    (void)written;
+    pthread_mutex_lock(&s->lock);
+    s->watch_ends = true;
+    pthread_mutex_unlock(&s->lock);
+    poke(s);
     pthread_join(s->watcher, NULL);
     close(s->epoll_fd);
     close(s->wake_fd);

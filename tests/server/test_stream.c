@@ -650,8 +650,45 @@ static void timings_in_every_event(void **state) {
     }
 }
 
+// Text events of an answer by a server with these flags; it comes without waiting for the flag's
+// time.
+static int text_events(const char *flags) {
+    server s = {0};
+    server_start(&s, dir, model, flags);
+    double start = mx_now_s();
+    json_t *events = post_stream(&s, "/v1/completions",
+                                 "{\"prompt\":\"A\",\"temperature\":0,\"stream\":true}"),
+           *e;
+    double seconds = mx_now_s() - start;
+    size_t i;
+    int n = 0;
+    mx_buf text;
+    mx_buf_init(&text, 0);
+    json_array_foreach(events, i, e) {
+        const json_t *t = at(e, "choices/0/text");
+        n += json_string_length(t) > 0;
+        add_text(&text, t);
+    }
+    assert_string_equal(text_of(&text), whole);
+    assert_true(seconds < 0.9); // of the flag's second
+    mx_buf_free(&text);
+    json_decref(events);
+    server_stop(&s);
+    return n;
+}
+
+// The first token goes out at once, the others when the time is over or the answer ends.
+static void fast_tokens_are_gathered(void **state) {
+    (void)state;
+    int n = text_events("--sse-gather-ms 1000"), each = text_events("--sse-gather-ms 0");
+    assert_true(n >= 1 && n <= 3);
+    assert_true(each >= n);
+    print_message("%d text events, %d when gathered\n", each, n);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fast_tokens_are_gathered),
         cmocka_unit_test(a_stream_is_the_whole_answer),
         cmocka_unit_test(usage_only_when_asked),
         cmocka_unit_test(half_characters_are_held_back),

@@ -387,7 +387,8 @@ typedef struct pacer {
     _Atomic(mlxcel_request *) victim;
 } pacer;
 
-static void on_pace(void *user) {
+static void on_pace(void *user, mlxcel_event_kind kind) {
+    (void)kind;
     pacer *p = user;
     p->steps++;
     mlxcel_request *victim = p->victim;
@@ -401,13 +402,14 @@ typedef struct victim {
     int ended; // the step of its last event
 } victim;
 
-static void on_victim(void *user) {
+static void on_victim(void *user, mlxcel_event_kind kind) {
+    (void)kind;
     victim *v = user;
     v->ended = v->pace->steps;
 }
 
 static mlxcel_request *submit_notify(mlxcel_engine *e, const int32_t *ids, size_t n,
-                                     void (*notify)(void *), void *user) {
+                                     void (*notify)(void *, mlxcel_event_kind), void *user) {
     mlxcel_request_params p;
     mlxcel_request_params_init(&p);
     p.ids = ids;
