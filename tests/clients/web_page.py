@@ -146,7 +146,7 @@ def errors(b):
 
 
 def asks_for_a_key(b, model):
-    with server("--api-key", "secret", model=model) as address:
+    with server("--api-key", "secret", "--shutdown-grace", "0", "-c", "32768", model=model) as address:
         b.open(address + "/")
         b.wait("return /Invalid API Key/.test(document.getElementById('model').textContent)", "the refusal")
         say(b, "A")
