@@ -153,19 +153,6 @@ VEC_FN void vi_dot(vi *dot, int n_tok, const mm_unit *unit, int h, const uint8_t
     }
 }
 
-VEC_FN void vi_dot_unit(vi *dot, int n_tok, const mm_unit *unit, const uint8_t *x, size_t xs) {
-    vi_dot(dot, n_tok, unit, 0, x, xs);
-    vi_dot(dot, n_tok, unit, 1, x + 16, xs);
-}
-
-VEC_FN bool vi_spread_pays(int bits) { // one block of rows
-    (void)bits;
-    return false;
-}
-VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) {
-    (void)q, (void)unit, (void)bits;
-}
-
 // Codes of columns 4 * k .. of quad h as floats, less center: w[i] for column 4k + i.
 VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int center) {
     __m512i q[4];
@@ -534,6 +521,18 @@ VEC_FN void vi_dot(vi *dot, int n_tok, const mm_unit *unit, int h, const uint8_t
     }
 }
 
+VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int center) {
+    uint8_t q[4][CPU_VEC];
+    mm_codes(q, unit, bits, h);
+    for (int c = 0; c < 16; c++) {
+        for (int r = 0; r < 16; r++) w[c].f[r] = (float)(q[c / 4][4 * r + c % 4] - center);
+    }
+}
+
+#endif
+
+// Where codes are multiplied as they stand.
+#if !defined(MX_ISA_AVX2)
 VEC_FN void vi_dot_unit(vi *dot, int n_tok, const mm_unit *unit, const uint8_t *x, size_t xs) {
     vi_dot(dot, n_tok, unit, 0, x, xs);
     vi_dot(dot, n_tok, unit, 1, x + 16, xs);
@@ -546,15 +545,6 @@ VEC_FN bool vi_spread_pays(int bits) { // one block of rows
 VEC_FN void vi_spread(uint8_t *q, const uint8_t *unit, int bits) {
     (void)q, (void)unit, (void)bits;
 }
-
-VEC_FN void mm_columns(vf w[16], const uint8_t *unit, int bits, int h, int center) {
-    uint8_t q[4][CPU_VEC];
-    mm_codes(q, unit, bits, h);
-    for (int c = 0; c < 16; c++) {
-        for (int r = 0; r < 16; r++) w[c].f[r] = (float)(q[c / 4][4 * r + c % 4] - center);
-    }
-}
-
 #endif
 
 // Sixteen numbers of a scale type.
