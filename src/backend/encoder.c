@@ -166,7 +166,9 @@ static mx_tid add_tensor(mx_enc *e, const mx_tensor *t) {
     }
     e->tensors[e->n_tensors] = *t;
     e->seen[e->n_tensors] = 0;
+    // A plan has the buffer and, on a device, its address: both must be those of before.
     mix(e, (uint64_t)(uintptr_t)t->buf);
+    if (t->buf) mix(e, t->buf->device ^ (uint64_t)(uintptr_t)t->buf->host);
     mix(e, t->offset ^ (uint64_t)t->kind << 56);
     mix(e, (uint64_t)t->n_rows << 32 ^ (uint64_t)t->n_cols);
     mix(e, (uint64_t)t->fmt.dtype << 48 ^ (uint64_t)t->fmt.bits << 40 ^

@@ -121,6 +121,27 @@ static void equal_recordings_share_a_plan(void **state) {
     assert_int_equal(n_freed, 4);
 }
 
+// What is freed and allocated again may be described by a struct at the same place.
+static void a_plan_is_of_the_memory_of_its_buffers(void **state) {
+    (void)state;
+    mx_enc *e = open_enc(NULL, NULL, 8);
+    mx_buffer buf = {.n_bytes = 4096, .device = 0x1000};
+    mx_step_facts f;
+    gate.buf = &buf;
+    const mx_plan *first = record(e, &f, 3, 2, 1e-6f);
+    assert_ptr_equal(record(e, &f, 3, 2, 1e-6f), first);
+    buf.device = 0x2000;
+    assert_ptr_not_equal(record(e, &f, 3, 2, 1e-6f), first);
+    buf.device = 0x1000;
+    assert_ptr_equal(record(e, &f, 3, 2, 1e-6f), first);
+    buf = (mx_buffer){.n_bytes = 4096, .host = &f};
+    record(e, &f, 3, 2, 1e-6f);
+    buf.host = e;
+    record(e, &f, 3, 2, 1e-6f);
+    assert_int_equal(n_made, 4);
+    mx_enc_close(e);
+}
+
 static void ten_thousand_shapes_through_two_places(void **state) {
     (void)state;
     mx_enc *e = open_enc(NULL, NULL, 2);
@@ -300,6 +321,7 @@ static void costs_count_what_is_read(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(equal_recordings_share_a_plan, set_up),
+        cmocka_unit_test_setup(a_plan_is_of_the_memory_of_its_buffers, set_up),
         cmocka_unit_test_setup(ten_thousand_shapes_through_two_places, set_up),
         cmocka_unit_test_setup(what_was_not_used_for_longest_goes, set_up),
         cmocka_unit_test_setup(temporaries_reuse_memory_and_budgets_do_not_matter, set_up),
