@@ -22,7 +22,7 @@ static mx_step_io io[MX_STEP_SLOTS];
 static mx_step_caps caps;
 static double read_gbs;
 static uint8_t *noise;    // random bytes
-static int most_rows = 8; // of whole steps; 1 leaves out prefill too
+static int most_rows = 64; // 1 leaves out prefill too
 static const char *only;  // model=NAME: of the whole steps, that one
 enum { NOISE = 64 << 20 };
 
@@ -342,6 +342,35 @@ static void bench_gemm(void) {
     }
 }
 
+// ---- Batches ----
+
+// Products of a batch by each kernel that takes them; weights stay in device memory.
+static void bench_batch(void) {
+    static const int shape[][2] = {{24576, 4096}, {6144, 4096}, {4096, 4096}, {4096, 12288}};
+    static const int rows[] = {5, 8, 9, 16, 24, 32, 48, 64, 96, 128, 256};
+    int32_t gemv_rows = cb->gemv_rows, lt_rows = cb->lt_rows;
+    for (int f = 0; f < 2; f++) {
+        for (size_t s = 0; s < MX_COUNT(shape); s++) {
+            int n = shape[s][0], k = shape[s][1];
+            printf("%s %d x %d: rows, one pass us, batch us, share of the read rate, cuBLASLt us\n",
+                   f ? "bf16" : "affine4 g64", n, k);
+            for (size_t i = 0; i < MX_COUNT(rows); i++) {
+                double b, one = NAN;
+                if (rows[i] > most_rows) break;
+                open_steps(512, 512, 8, 1000, 16, 16);
+                if (rows[i] <= 8) one = product_us(f ? b16 : a4, n, k, rows[i], &b);
+                cb->gemv_rows = 1, cb->lt_rows = 1 << 20;
+                double us = product_us(f ? b16 : a4, n, k, rows[i], &b);
+                cb->lt_rows = 1, cb->skinny = false;
+                double lt = product_us(f ? b16 : a4, n, k, rows[i], &b);
+                cb->gemv_rows = gemv_rows, cb->lt_rows = lt_rows, cb->skinny = true;
+                printf("  %4d %8.2f %8.2f %5.1f %% %8.2f\n", rows[i], one, us,
+                       100 * b / us * 1e-3 / read_gbs, lt);
+            }
+        }
+    }
+}
+
 // ---- Paged decode attention ----
 
 static double attn_us(int batch, int ctx, int page, bool shuffle, int n_head, int n_kv, int hd) {
@@ -560,14 +589,14 @@ static void bench_step(void) {
            "tok/s, share of the read rate\n");
     for (size_t i = 0; i < MX_COUNT(models); i++) {
         const geometry *g = &models[i];
-        int ctx = 1024, most = 8;
+        int ctx = 1024, most = MX_MAX(8, MX_MIN(most_rows, 64));
         if (only && !strstr(g->name, only)) continue;
         open_steps(2048, most, most, g->vocab, 32, 2048);
         model *m = mx_calloc(1, sizeof(*m));
         double t0 = mx_now_s();
         model_open(m, g, (int64_t)most * 2048);
         printf("  %s (made in %.1f s)\n", g->name, mx_now_s() - t0);
-        static const int rows[] = {1, 2, 4, 8};
+        static const int rows[] = {1, 2, 4, 8, 16, 32, 64};
         for (size_t r = 0; r < MX_COUNT(rows) && rows[r] <= most_rows; r++) {
             step_row(m, rows[r], ctx);
         }
@@ -861,8 +890,9 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*fn)(void);
-    } benches[] = {{"gemv", bench_gemv}, {"attn", bench_attn},   {"gemm", bench_gemm},
-                   {"step", bench_step}, {"chain", bench_chain}, {"load", bench_load}};
+    } benches[] = {{"gemv", bench_gemv}, {"batch", bench_batch}, {"attn", bench_attn},
+                   {"gemm", bench_gemm}, {"step", bench_step},   {"chain", bench_chain},
+                   {"load", bench_load}};
     mx_err e = {0};
     mx_status s = mx_cuda_open(0, &be, &e);
     if (s != MX_OK) {

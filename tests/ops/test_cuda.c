@@ -130,7 +130,7 @@ static const mx_wfmt more_formats[] = {
 
 static void one_format(mx_wfmt f) {
     static const struct { int n, blocks; } shape[] = {{1, 1}, {16, 2}, {33, 3}, {70, 9}, {257, 5}};
-    static const int rows[] = {1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 65};
+    static const int rows[] = {1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 33, 64, 65};
     int block = f.dtype == MX_AFFINE ? f.group : mx_dtype_get(f.dtype)->block_elems;
     if (block == 1) block = 37; // no blocks: any number of columns
     int k = 0;
@@ -202,6 +202,29 @@ static void long_rows(void **state) {
     many.a = 0;
     many.f2 = many.f;
     check_case(&many, NULL);
+    no_failures();
+}
+
+// Batches: clusters that share the columns, a last group of fewer strips, several passes.
+static void batches(void **state) {
+    (void)state;
+    need_gpu();
+    static const mx_wfmt f[] = {{MX_AFFINE, 4, 64, MX_BF16}, {MX_AFFINE, 8, 32, MX_F16},
+                                {MX_BF16, 0, 0, 0},          {MX_F16, 0, 0, 0},
+                                {MX_Q4_K, 0, 0, 0},          {MX_Q6_K, 0, 0, 0},
+                                {MX_Q5_1, 0, 0, 0}};
+    static const struct { int n, k; } shape[] = {{40, 2048}, {1500, 512}, {5001, 256}};
+    static const int rows[] = {10, 20, 48, 64};
+    for (size_t i = 0; i < MX_COUNT(f); i++) {
+        for (size_t s = 0; s < MX_COUNT(shape); s++) {
+            op_case c = {.op = MX_OP_QKV, .n = shape[s].n, .k = shape[s].k, .a = 1};
+            c.rows = rows[(i + s) % MX_COUNT(rows)];
+            c.f = c.f2 = f[i];
+            check_case(&c, NULL);
+            c.op = MX_OP_NORM_GLU, c.a = 0;
+            check_case(&c, NULL);
+        }
+    }
     no_failures();
 }
 
@@ -575,6 +598,7 @@ int main(void) {
         cmocka_unit_test(formats_at_odd_shapes),
         cmocka_unit_test(odd_affine_shapes),
         cmocka_unit_test(long_rows),
+        cmocka_unit_test(batches),
         cmocka_unit_test(exact_products),
         cmocka_unit_test(attention_by_every_schedule),
         cmocka_unit_test(sampling_follows_the_distribution),

@@ -61,7 +61,7 @@ static void products(void **state) {
                                    {MX_AFFINE, 8, 64, MX_BF16},
                                    {MX_AFFINE, 8, 128, MX_F16},
                                    {MX_AFFINE, 4, 64, MX_F16}};
-    static const int rows[] = {1, 2, 4, 6, 20, 70};
+    static const int rows[] = {1, 2, 4, 6, 12, 20, 40, 70};
     for (int i = 0; i < OP_FORMATS + (int)MX_COUNT(more); i++) {
         mx_wfmt f = i < OP_FORMATS ? op_formats[i] : more[i - OP_FORMATS];
         for (size_t k = 0; k < MX_COUNT(rows); k++) {

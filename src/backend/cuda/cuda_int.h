@@ -20,6 +20,7 @@ typedef struct cuda_pack_info {
     const char *name;
     int32_t bits, group, kb, sc;
     int32_t block_bytes, slot_bytes, sum_cols; // one block; one ring slot; columns of a sum
+    int32_t stage_bytes;                       // of a strip in a batch product, see kargs.h
 } cuda_pack_info;
 const cuda_pack_info *cuda_pack_get(int pack); // KPACK_*
 
@@ -42,6 +43,7 @@ typedef struct cuda_item {
     bool apart; // see cuda_kernel_get
     CUfunction fn;
     uint32_t grid[3], block, smem;
+    uint32_t cluster; // CTAs along x that share memory; 0, 1: none
     size_t arg_offset;
 } cuda_item;
 
@@ -99,7 +101,7 @@ typedef struct cuda_backend {
     // Rows must not depend on each other: no kernel, split or order of a sum may be chosen by the
     // number of rows, the phase or the step's longest context. docs/cuda.md has the argument.
     bool fixed_products, fixed_attn;
-    bool graphs, overlap, fused_rope;
+    bool graphs, overlap, fused_rope, skinny;
     int32_t gemv_rows; // up to this many tokens take the one-pass kernel
     int32_t lt_rows;   // from this many on cuBLASLt, when found
     mx_cuda_counters count;

@@ -63,6 +63,17 @@ enum {
 
 enum { KGEMV_SLOTS_8 = 4, KGEMV_SLOTS_16 = 3 }; // ring slots of a warp, by warps of a CTA
 
+// Products of batches (skinny.cuh). A stage has of a strip runs of 64 columns: whole blocks, or
+// half a block of 256 columns. A run has parts with a scale of their own.
+#define KSKINNY_RUNS(bits)    ((bits) < 16 ? 2 : 1)
+#define KSKINNY_PARTS(group)  ((group) == 0 || (group) >= 64 ? 1 : 64 / (group))
+#define KHALF_HIGH(bits)      ((bits) == 5 ? 256 : (bits) == 6 ? 512 : 0)
+#define KHALF_SCALE           128
+#define KHALF_BYTES(bits, sc) (1024 + KHALF_HIGH(bits) + KHALF_SCALE + ((sc) == KSC_K45 ? 64 : 32))
+// Pairs of strips of a CTA; shares of its columns, a warp each for every pair; floats from a token
+// to the next in the sums of a strip; most stages.
+enum { KSKINNY_PAIRS = 6, KSKINNY_SHARES = 2, KSKINNY_ROW = 20, KSKINNY_STAGES = 6 };
+
 enum { KSLICE = 512 }; // columns of a run whose activations share a scale
 
 enum { KTYPE_F32, KTYPE_F16, KTYPE_BF16, KTYPE_AFFINE }; // rows formats and 16-bit types
@@ -134,12 +145,27 @@ typedef struct k_gemm { // many rows: 16-bit activations against packed weights
     int32_t ldxb, act, n_strips, pad;
 } k_gemm;
 
+typedef struct k_skinny { // a batch of rows: 16-bit activations against packed weights
+    k_seg seg[3];
+    KP(const uint16_t) xb; // (n_tok, n_kb * kb) bf16, ordered (k_cast), padded columns zero
+    KP(const float) sums;  // see k_cast
+    int32_t n_seg, n_tok, n_kb, scale_type;
+    int32_t ldxb, act, n_pairs, n_pairs_cta;
+    int32_t n_split, stages; // CTAs of a cluster, which share the columns; stages of copies
+} k_skinny;
+
+// How a cast orders the columns of a run of 32: as they are; or 8 to a lane of a tensor-core
+// operand (4t.. of the first 16, 4t.. of the second), each 4 as they are or as 0, 2, 1, 3.
+enum { KORDER_PLAIN, KORDER_LANES, KORDER_CODES };
+enum { KCAST_COLS = 2048 }; // columns of a CTA
+
 typedef struct k_cast { // x (optionally normed) to bf16 rows
     KP(const float) x;
     KP(const float) gamma;
     KP(uint16_t) y;
+    KP(float) sums; // null, or [64 tokens][run of 64 columns][part of it][token] of what y has
     float eps;
-    int32_t n_cols, ldx, ldy, pad;
+    int32_t n_cols, ldx, ldy, order, parts;
 } k_cast;
 
 typedef struct k_unpack { // packed weight to bf16 rows

@@ -20,7 +20,9 @@ static const struct {
 
 #define BLOCK(bits, group, kb, sc)                                                                 \
     (KPACK_CODE_BYTES(bits, kb) + KPACK_SCALE_BYTES(((group) ? (group) : 1), kb, sc))
-static const cuda_pack_info packs[] = {{"rows", 0, 0, 0, 0, 0, 0, 0},
+#define STAGE(bits, group, kb, sc)                                                                 \
+    ((kb) > 128 ? KHALF_BYTES(bits, sc) : KSKINNY_RUNS(bits) * 64 / (kb)*BLOCK(bits, group, kb, sc))
+static const cuda_pack_info packs[] = {{.name = "rows"},
 #define PACK(ID, name, bits, group, kb, sc)                                                        \
     {#name,                                                                                        \
      bits,                                                                                         \
@@ -29,7 +31,8 @@ static const cuda_pack_info packs[] = {{"rows", 0, 0, 0, 0, 0, 0, 0},
      sc,                                                                                           \
      BLOCK(bits, group, kb, sc),                                                                   \
      BLOCK(bits, group, kb, sc) * KPACK_SLOT_KB(BLOCK(bits, group, kb, sc)),                       \
-     group ? group : 32},
+     group ? group : 32,                                                                           \
+     STAGE(bits, group, kb, sc)},
                                        MX_CUDA_PACKS(PACK)
 #undef PACK
 };
@@ -276,6 +279,7 @@ mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *
     b->fixed_attn = b->fixed_products || mx_knob_flag(MX_KNOB_SDPA_DETERMINISTIC);
     b->gemv_rows = (int32_t)MX_MAX(1, MX_MIN(8, mx_knob_int(MX_KNOB_DENSE_GEMV_ROWS, 8)));
     b->lt_rows = 65;
+    b->skinny = mx_knob_flag(MX_KNOB_CUDA_SKINNY);
     b->graphs = mx_knob_flag(MX_KNOB_CUDA_GRAPHS);
     b->overlap = b->overlap && mx_knob_flag(MX_KNOB_CUDA_OVERLAP);
     b->fused_rope = mx_knob_flag(MX_KNOB_CUDA_FUSED_ROPE);

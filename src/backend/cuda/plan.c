@@ -29,8 +29,18 @@ mx_status cuda_run_item(cuda_backend *b, const cuda_item *it, const uint8_t *blo
         memcpy(&a, blob + it->arg_offset, sizeof(a));
         return cuda_lt_run(b->lt, &a, b->stream, err);
     }
-    CUlaunchAttribute at = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION};
-    at.value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchAttribute at[2];
+    uint32_t n_at = 0;
+    if (overlap && b->overlap) {
+        at[n_at].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        at[n_at++].value.programmaticStreamSerializationAllowed = 1;
+    }
+    if (it->cluster > 1) {
+        at[n_at].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        at[n_at].value.clusterDim.x = it->cluster;
+        at[n_at].value.clusterDim.y = at[n_at].value.clusterDim.z = 1;
+        n_at++;
+    }
     CUlaunchConfig c = {.gridDimX = it->grid[0],
                         .gridDimY = it->grid[1],
                         .gridDimZ = it->grid[2],
@@ -39,8 +49,8 @@ mx_status cuda_run_item(cuda_backend *b, const cuda_item *it, const uint8_t *blo
                         .blockDimZ = 1,
                         .sharedMemBytes = it->smem,
                         .hStream = b->stream,
-                        .attrs = &at,
-                        .numAttrs = overlap && b->overlap};
+                        .attrs = at,
+                        .numAttrs = n_at};
     void *params[1];
     const void *arg = blob + it->arg_offset;
     memcpy(&params[0], &arg, sizeof(arg));

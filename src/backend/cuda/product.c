@@ -1,8 +1,9 @@
 // Matrix products: which kernel, and its arguments.
 //
 //   1..gemv_rows tokens   one pass over the weights (gemv.cuh), several outputs in one launch
-//   more                  bf16 activations: own kernel (gemm.cuh) from packed weights, or weights
-//                         to bf16 rows and cuBLASLt
+//   fewer than lt_rows    bf16 activations, one pass over the weights for up to 64 (skinny.cuh)
+//   more                  bf16 activations: weights to bf16 rows and cuBLASLt, or without it own
+//                         kernels (gemm.cuh)
 //   rows formats          plain kernel (mm_rows)
 // MLXCEL_EXACT: every product through the one-pass kernel, whose activations are 16-bit fixed point
 // or two 16-bit floats. MLXCEL_DETERMINISTIC: the same, by the instances of 8 warps only.
@@ -148,18 +149,24 @@ static bool lower_gemv(cuda_backend *b, const cuda_product *p, CUdeviceptr arena
     return true;
 }
 
-static CUdeviceptr cast_x(cuda_backend *b, const cuda_product *p, int32_t ld, size_t *scratch,
-                          CUdeviceptr arena, cuda_list *l) {
+// x as bf16 rows at the list's scratch; *scratch: bytes taken. With parts, the sums of each run of
+// 64 columns follow; their address is returned.
+static CUdeviceptr cast_x(cuda_backend *b, const cuda_product *p, int32_t ld, int32_t order,
+                          int32_t parts, size_t *scratch, CUdeviceptr arena, cuda_list *l) {
+    size_t n_tok = (size_t)p->x->n_rows, at = align128(n_tok * (size_t)ld * 2);
     k_cast c = {.x = cuda_address(b, p->x, arena),
                 .gamma = cuda_address(b, p->gamma, arena),
                 .y = l->scratch,
+                .sums = parts ? l->scratch + at : 0,
                 .eps = p->eps,
                 .n_cols = (int32_t)p->x->n_cols,
                 .ldx = (int32_t)p->x->ld,
-                .ldy = ld};
-    *scratch = align128((size_t)p->x->n_rows * (size_t)ld * 2);
-    CUDA_LAUNCH(b, l, CK_cast_rows, c, p->x->n_rows, 1, 1, 256, 0);
-    return l->scratch;
+                .ldy = ld,
+                .order = order,
+                .parts = parts};
+    *scratch = at + (n_tok + 63) / 64 * (size_t)ld * (size_t)parts * 4;
+    CUDA_LAUNCH(b, l, CK_cast_rows, c, p->x->n_rows, (ld + KCAST_COLS - 1) / KCAST_COLS, 1, 256, 0);
+    return c.sums;
 }
 
 static void lower_gemm(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l) {
@@ -171,18 +178,98 @@ static void lower_gemm(cuda_backend *b, const cuda_product *p, CUdeviceptr arena
                 .act = p->act};
     a.ldxb = a.n_kb * pi->kb;
     size_t used;
-    a.xb = cast_x(b, p, a.ldxb, &used, arena, l);
+    a.xb = l->scratch;
+    cast_x(b, p, a.ldxb, KORDER_PLAIN, 0, &used, arena, l);
     l->scratch_bytes = MX_MAX(l->scratch_bytes, used);
     for (int i = 0; i < p->n; i++) {
         a.seg[i] = seg_of(b, p, i, arena);
         if (p->act == KACT_NONE || i == 0) a.n_strips += a.seg[i].n_strips;
     }
-    bool few = a.n_tok <= 64 || b->fixed_products; // columns among 4 warps, 2 strips a CTA
-    int32_t tokens = few ? 32 : 64, strips = few ? 2 : 8, runs = few ? 4 : 1;
-    cuda_kernel k = (cuda_kernel)(CK_gemm_a4g32_n64 + (p->w[0]->pack - 1) * 4 + (few ? 2 : 0) +
-                                  (p->act != KACT_NONE));
-    CUDA_LAUNCH(b, l, k, a, (a.n_tok + tokens - 1) / tokens, (a.n_strips + strips - 1) / strips, 1,
-                256, 3 * tokens * 160 * runs);
+    cuda_kernel k =
+        (cuda_kernel)(CK_gemm_a4g32_n64 + (p->w[0]->pack - 1) * 2 + (p->act != KACT_NONE));
+    CUDA_LAUNCH(b, l, k, a, (a.n_tok + 63) / 64, (a.n_strips + 7) / 8, 1, 256, 3 * 64 * 160);
+}
+
+// ---- Batches (skinny.cuh) ----------------------------------------------------------------------
+
+static size_t skinny_stage(const cuda_pack_info *pi, int32_t tokens) {
+    size_t weights = 2 * (size_t)pi->stage_bytes * KSKINNY_PAIRS;
+    size_t sums = pi->bits == 16 ? 0 : (size_t)KSKINNY_PARTS(pi->group) * 4;
+    return (size_t)KSKINNY_SHARES *
+           (weights + (size_t)KSKINNY_RUNS(pi->bits) * (size_t)tokens * (128 + sums));
+}
+
+static size_t skinny_smem(const cuda_pack_info *pi, const k_skinny *a, int32_t tokens) {
+    size_t sums =
+        (size_t)KSKINNY_SHARES * 2 * (size_t)a->n_pairs_cta * (size_t)tokens * KSKINNY_ROW * 4;
+    return MX_MAX((size_t)a->stages * skinny_stage(pi, tokens), sums);
+}
+
+// Pairs of a CTA and CTAs that share the columns, by a model of the time: a CTA streams its weights
+// at its share of the read rate, its activations, which come from L2, at about twice that, and
+// takes a time to start. Not by the number of tokens that there are: rows may not depend on it.
+static void skinny_split(const cuda_backend *b, const cuda_pack_info *pi, int32_t tokens,
+                         k_skinny *a) {
+    int32_t runs = a->n_kb * pi->kb / 64, most = b->cc_major >= 9 ? 8 : 1;
+    double best = 0;
+    for (int32_t split = 1; split <= most; split *= 2) {
+        // a cluster lies in one of the device's groups of 16 or 18 SMs
+        int32_t at_once = split > 2 ? MX_MAX(b->n_sm / 16 * 16, 8) : b->n_sm;
+        for (int32_t q = 1; q <= KSKINNY_PAIRS; q++) {
+            int32_t ctas = (a->n_pairs + q - 1) / q * split;
+            double bytes = (double)runs / split *
+                           (q * 2 * pi->stage_bytes / KSKINNY_RUNS(pi->bits) + tokens * 64);
+            double us = (ctas + at_once - 1) / at_once * (1.5 + bytes / 34e3) + 0.1 * split;
+            if (best > 0 && us >= best) continue;
+            best = us, a->n_split = split, a->n_pairs_cta = q;
+        }
+    }
+}
+
+// The kernel for the number of tokens, or one of fewer tokens and more passes where shared memory
+// is scarce; 32 for every number where rows may not depend on it. Fills in the split and the
+// stages.
+static int skinny_choose(const cuda_backend *b, const cuda_pack_info *pi, k_skinny *a) {
+    int v = b->fixed_products ? 1 : a->n_tok <= 16 ? 0 : a->n_tok <= 32 ? 1 : 2;
+    for (; v >= 0; v--) {
+        skinny_split(b, pi, 16 << v, a);
+        for (a->stages = KSKINNY_STAGES; a->stages >= 2; a->stages--) {
+            if (skinny_smem(pi, a, 16 << v) <= (size_t)b->smem_max) break;
+        }
+        if (a->stages == 5) a->stages = 4; // see wait of the kernel
+        if (a->stages >= 2) return v;
+        if (b->fixed_products) break;
+    }
+    return -1;
+}
+
+static bool lower_skinny(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, cuda_list *l) {
+    const cuda_pack_info *pi = cuda_pack_get(p->w[0]->pack);
+    k_skinny a = {.n_seg = p->n,
+                  .n_tok = (int32_t)p->x->n_rows,
+                  .n_kb = n_kb_of(p->w[0]),
+                  .scale_type = scale_type(p->w[0]),
+                  .act = p->act};
+    a.ldxb = a.n_kb * pi->kb;
+    for (int i = 0; i < p->n; i++) {
+        a.seg[i] = seg_of(b, p, i, arena);
+        if (p->act == KACT_NONE) a.n_pairs += (a.seg[i].n_strips + 1) / 2;
+    }
+    if (p->act != KACT_NONE) a.n_pairs = a.seg[0].n_strips;
+    int v = skinny_choose(b, pi, &a);
+    if (v < 0) return false;
+    int32_t tokens = 16 << v;
+    size_t used;
+    a.xb = l->scratch;
+    a.sums = cast_x(b, p, a.ldxb, pi->bits == 16 ? KORDER_LANES : KORDER_CODES,
+                    pi->bits == 16 ? 0 : KSKINNY_PARTS(pi->group), &used, arena, l);
+    l->scratch_bytes = MX_MAX(l->scratch_bytes, used);
+    size_t smem = MX_MAX(skinny_smem(pi, &a, tokens), (size_t)b->smem_sm / 2 + 1024);
+    cuda_kernel k = (cuda_kernel)(CK_skinny_a4g32_n16 + (p->w[0]->pack - 1) * 3 + v);
+    CUDA_LAUNCH(b, l, k, a, (a.n_pairs + a.n_pairs_cta - 1) / a.n_pairs_cta * a.n_split,
+                (a.n_tok + tokens - 1) / tokens, 1, KSKINNY_SHARES * KSKINNY_PAIRS * 32, smem);
+    l->items[l->n_items - 1].cluster = (uint32_t)a.n_split;
+    return true;
 }
 
 // One weight through bf16 rows and cuBLASLt into y (float32, ld ldy).
@@ -215,7 +302,8 @@ static void lower_lt(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, 
     for (int i = 0; i < p->n; i++) n_max = MX_MAX(n_max, (size_t)p->w[i]->n_rows);
     CUdeviceptr base = l->scratch;
     l->scratch = base + at; // cast_x writes at l->scratch
-    CUdeviceptr x = cast_x(b, p, ldx, &used, arena, l);
+    CUdeviceptr x = l->scratch;
+    cast_x(b, p, ldx, KORDER_PLAIN, 0, &used, arena, l);
     l->scratch = base;
     at += used;
     CUdeviceptr wb = base + at;
@@ -304,11 +392,15 @@ void cuda_lower_product(cuda_backend *b, const cuda_product *p, CUdeviceptr aren
     int64_t n = p->x->n_rows;
     bool one_pass = b->exact || b->fixed_products || n <= b->gemv_rows;
     if (one_pass && lower_gemv(b, p, arena, l)) return;
+    if ((n < b->lt_rows || b->fixed_products) && b->skinny) {
+        if (lower_skinny(b, p, arena, l)) return;
+    }
     // cuBLASLt wants 16-byte rows.
     if (b->lt && !b->fixed_products && n >= b->lt_rows && p->x->n_cols % 8 == 0) {
         lower_lt(b, p, arena, l);
     } else {
-        l->slow[MX_SLOW_NO_BLASLT] += n >= b->lt_rows && !b->fixed_products;
+        bool many = n >= b->lt_rows && !b->fixed_products;
+        l->slow[many ? MX_SLOW_NO_BLASLT : MX_SLOW_NO_SKINNY]++;
         lower_gemm(b, p, arena, l);
     }
 }

@@ -46,6 +46,10 @@ __device__ __forceinline__ void cp16(void *dst, const void *src) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_addr(dst)), "l"(src)
                  : "memory");
 }
+// dst: address in shared memory.
+__device__ __forceinline__ void cp16_to(uint32_t dst, const void *src) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
 // Copies 16 bytes, or zeros when ok is false.
 __device__ __forceinline__ void cp16_or_zero(void *dst, const void *src, bool ok) {
     int n = ok ? 16 : 0;

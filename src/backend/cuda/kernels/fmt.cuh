@@ -20,6 +20,7 @@ template <int BITS_, int GROUP_, int KB_, int SC_, int BF_> struct Fmt {
     static constexpr int SLOT_KB = KPACK_SLOT_KB(BYTES);
     static constexpr int XG = GROUP_ ? GROUP_ : 32; // columns of one activation sum
     static constexpr int OFFSET = BITS_ == 16 ? 0 : 1 << (BITS_ - 1);
+    static constexpr int D = 256; // K45, K6: float16 d, from the scales' start
 };
 
 #define PACK(ID, name, bits, group, kb, sc)                                                        \
@@ -98,12 +99,12 @@ __device__ __forceinline__ Scale2 scales(const uint8_t *tile, int grp, int g, in
         r.b0 = -(float)F::OFFSET * r.s0, r.b1 = -(float)F::OFFSET * r.s1;
     } else if (F::SC == KSC_K45) {
         uint32_t v = *reinterpret_cast<const uint32_t *>(sc + grp * 32 + g * 4);
-        uint2 d = *reinterpret_cast<const uint2 *>(sc + 256 + g * 8);
+        uint2 d = *reinterpret_cast<const uint2 *>(sc + F::D + g * 8);
         r.s0 = h_lo(d.x) * (float)(v & 255), r.b0 = -h_hi(d.x) * (float)((v >> 8) & 255);
         r.s1 = h_lo(d.y) * (float)((v >> 16) & 255), r.b1 = -h_hi(d.y) * (float)(v >> 24);
     } else { // K6: grp counts 16 columns
         uint32_t v = *reinterpret_cast<const uint32_t *>(sc + (grp >> 1) * 32 + g * 4);
-        uint32_t d = *reinterpret_cast<const uint32_t *>(sc + 256 + g * 4);
+        uint32_t d = *reinterpret_cast<const uint32_t *>(sc + F::D + g * 4);
         if (grp & 1) v >>= 8;
         r.s0 = h_lo(d) * (float)(int8_t)(v & 255);
         r.s1 = h_hi(d) * (float)(int8_t)((v >> 16) & 255);

@@ -51,21 +51,16 @@ __device__ __forceinline__ void frag_load(Frag<F> &f, const uint8_t *tile, int i
     }
 }
 
-// KS warps share 16 rows, each takes every KS-th run of 64 columns; 8 / KS strips a CTA. Their
-// partial sums are added in order.
-template <class F, int BN, bool GLU, int KS>
-__device__ __forceinline__ void gemm_body(const k_gemm &a) {
+template <class F, int BN, bool GLU> __device__ __forceinline__ void gemm_body(const k_gemm &a) {
     constexpr int XS = GK * 2 + 32; // row stride of staged activations
     constexpr int RUN = BN * XS;    // bytes of one staged run
-    constexpr int SPC = 8 / KS;     // strips of a CTA
     constexpr int NB = BN / 8;
     extern __shared__ __align__(128) uint8_t sm[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    int ks = warp % KS;
     dep_trigger();
     dep_wait();
     int tok0 = blockIdx.x * BN;
-    int strip = blockIdx.y * SPC + warp / KS, si = 0;
+    int strip = blockIdx.y * 8 + warp, si = 0;
     bool live = strip < a.n_strips;
     if (!GLU && live && a.n_seg > 1 && strip >= a.seg[0].n_strips) {
         strip -= a.seg[0].n_strips, si = 1;
@@ -75,17 +70,17 @@ __device__ __forceinline__ void gemm_body(const k_gemm &a) {
     const k_seg &s = a.seg[si];
     const uint8_t *w0 = s.w + (size_t)strip * a.n_kb * F::BYTES;
     const uint8_t *w1 = GLU ? a.seg[1].w + (size_t)strip * a.n_kb * F::BYTES : nullptr;
-    int n_run = a.n_kb * (F::KB / 64), n_step = (n_run + KS - 1) / KS;
+    int n_run = a.n_kb * (F::KB / 64);
 
-    auto stage = [&](int step) {
-        if (step < n_step) {
-            uint8_t *dst = sm + (step % GSTAGES) * KS * RUN;
-            for (int i = threadIdx.x; i < BN * 8 * KS; i += 256) {
-                int c = i % (8 * KS), tok = i / (8 * KS), run = step * KS + c / 8;
-                bool ok = tok0 + tok < a.n_tok && run < n_run;
+    auto stage = [&](int run) {
+        if (run < n_run) {
+            uint8_t *dst = sm + run % GSTAGES * RUN;
+            for (int i = threadIdx.x; i < BN * 8; i += 256) {
+                int c = i % 8, tok = i / 8;
+                bool ok = tok0 + tok < a.n_tok;
                 const uint16_t *src =
-                    a.xb + (ok ? (size_t)(tok0 + tok) * a.ldxb + run * 64 + c % 8 * 8 : 0);
-                cp16_or_zero(dst + c / 8 * RUN + tok * XS + c % 8 * 16, src, ok);
+                    a.xb + (ok ? (size_t)(tok0 + tok) * a.ldxb + run * 64 + c * 8 : 0);
+                cp16_or_zero(dst + tok * XS + c * 16, src, ok);
             }
         }
         cp_commit();
@@ -98,16 +93,15 @@ __device__ __forceinline__ void gemm_body(const k_gemm &a) {
     stage(0);
     stage(1);
 #pragma unroll 1
-    for (int step = 0; step < n_step; step++) {
-        int run = min(step * KS + ks, n_run - 1); // past the end: activations are zero
+    for (int run = 0; run < n_run; run++) {
         int kb = run / (F::KB / 64), i = run % (F::KB / 64);
         Frag<F> f, f2;
         frag_load<F>(f, w0 + (size_t)kb * F::BYTES, i, lane, a.scale_type);
         if (GLU) frag_load<F>(f2, w1 + (size_t)kb * F::BYTES, i, lane, a.scale_type);
         cp_wait<1>();
         __syncthreads();
-        stage(step + 2);
-        const uint8_t *x = sm + (step % GSTAGES) * KS * RUN + ks * RUN;
+        stage(run + 2);
+        const uint8_t *x = sm + run % GSTAGES * RUN;
 #pragma unroll
         for (int n = 0; n < NB; n++) {
             const uint8_t *p = x + (n * 8 + g) * XS + t * 8;
@@ -123,30 +117,6 @@ __device__ __forceinline__ void gemm_body(const k_gemm &a) {
         }
     }
     cp_wait<0>();
-    if (KS > 1) { // part: [strip][ks][value][lane]
-        float *part = reinterpret_cast<float *>(sm);
-        constexpr int V = NB * 4 * (GLU ? 2 : 1);
-        __syncthreads();
-        float *mine = part + warp * V * 32 + lane;
-#pragma unroll
-        for (int n = 0; n < NB; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                mine[(n * 4 + i) * 32] = acc[n][i];
-                if (GLU) mine[(NB * 4 + n * 4 + i) * 32] = acc2[GLU ? n : 0][i];
-            }
-        __syncthreads();
-        if (ks != 0) return;
-#pragma unroll
-        for (int n = 0; n < NB; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                for (int k = 1; k < KS; k++) {
-                    acc[n][i] += mine[(k * V + n * 4 + i) * 32];
-                    if (GLU) acc2[GLU ? n : 0][i] += mine[(k * V + NB * 4 + n * 4 + i) * 32];
-                }
-            }
-    }
     if (!live) return;
 #pragma unroll
     for (int n = 0; n < NB; n++) {
@@ -193,16 +163,10 @@ template <class F> __device__ __forceinline__ void unpack_body(const k_unpack &a
 
 #define GEMM(name)                                                                                 \
     ENTRY __launch_bounds__(256) gemm_##name##_n64(PAR const k_gemm a) {                           \
-        gemm_body<Fmt_##name, 64, false, 1>(a);                                                    \
+        gemm_body<Fmt_##name, 64, false>(a);                                                       \
     }                                                                                              \
     ENTRY __launch_bounds__(256) gemm_##name##_n64glu(PAR const k_gemm a) {                        \
-        gemm_body<Fmt_##name, 64, true, 1>(a);                                                     \
-    }                                                                                              \
-    ENTRY __launch_bounds__(256) gemm_##name##_n32(PAR const k_gemm a) {                           \
-        gemm_body<Fmt_##name, 32, false, 4>(a);                                                    \
-    }                                                                                              \
-    ENTRY __launch_bounds__(256) gemm_##name##_n32glu(PAR const k_gemm a) {                        \
-        gemm_body<Fmt_##name, 32, true, 4>(a);                                                     \
+        gemm_body<Fmt_##name, 64, true>(a);                                                        \
     }                                                                                              \
     ENTRY __launch_bounds__(256) unpack_##name(PAR const k_unpack a) {                             \
         unpack_body<Fmt_##name>(a);                                                                \
