@@ -21,9 +21,9 @@ static mx_enc *enc;
 static mx_step_io io[MX_STEP_SLOTS];
 static mx_step_caps caps;
 static double read_gbs;
-static uint8_t *noise;    // random bytes
+static uint8_t *noise;     // random bytes
 static int most_rows = 64; // 1 leaves out prefill too
-static const char *only;  // model=NAME: of the whole steps, that one
+static const char *only;   // model=NAME: of the whole steps, that one
 enum { NOISE = 64 << 20 };
 
 static void must(mx_status s, const mx_err *e) {
