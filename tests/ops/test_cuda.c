@@ -225,6 +225,9 @@ static void batches(void **state) {
             check_case(&c, NULL);
         }
     }
+    op_case large = {.op = MX_OP_MATMUL, .rows = 100, .n = 16500, .k = 64};
+    large.f = large.f2 = (mx_wfmt){MX_Q4_0, 0, 0, 0};
+    check_case(&large, NULL);
     no_failures();
 }
 

@@ -1,7 +1,8 @@
 // Matrix products: which kernel, and its arguments.
 //
 //   1..gemv_rows tokens   one pass over the weights (gemv.cuh), several outputs in one launch
-//   fewer than lt_rows    bf16 activations, one pass over the weights for up to 64 (skinny.cuh)
+//   fewer than lt_rows    bf16 activations, one pass over the weights for up to 64 (skinny.cuh);
+//                         twice as many for a large matrix
 //   more                  bf16 activations: weights to bf16 rows and cuBLASLt, or without it own
 //                         kernels (gemm.cuh)
 //   rows formats          plain kernel (mm_rows)
@@ -272,6 +273,14 @@ static bool lower_skinny(cuda_backend *b, const cuda_product *p, CUdeviceptr are
     return true;
 }
 
+// Up to how many tokens it is faster than bf16 rows and cuBLASLt: for a large matrix two passes
+// are, since its bf16 rows take so long to make.
+static int64_t most_skinny(const cuda_backend *b, const cuda_product *p) {
+    int64_t n_rows = 0;
+    for (int i = 0; i < p->n; i++) n_rows += p->w[i]->n_rows;
+    return (b->lt_rows - 1) * (n_rows >= 16384 ? 2 : 1);
+}
+
 // One weight through bf16 rows and cuBLASLt into y (float32, ld ldy).
 static void lt_one(cuda_backend *b, const mx_tensor *w, CUdeviceptr x, int32_t ldx, CUdeviceptr y,
                    int32_t ldy, int32_t n_tok, CUdeviceptr wb, CUdeviceptr arena, cuda_list *l) {
@@ -392,7 +401,7 @@ void cuda_lower_product(cuda_backend *b, const cuda_product *p, CUdeviceptr aren
     int64_t n = p->x->n_rows;
     bool one_pass = b->exact || b->fixed_products || n <= b->gemv_rows;
     if (one_pass && lower_gemv(b, p, arena, l)) return;
-    if ((n < b->lt_rows || b->fixed_products) && b->skinny) {
+    if (b->skinny && (n <= most_skinny(b, p) || b->fixed_products)) {
         if (lower_skinny(b, p, arena, l)) return;
     }
     // cuBLASLt wants 16-byte rows.
