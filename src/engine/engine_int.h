@@ -127,6 +127,8 @@ struct mlxcel_engine {
     mx_step_io io[MX_STEP_SLOTS];
     flight flights[MX_STEP_SLOTS];
     bool pipeline;         // the next step may be submitted before the last token is read
+    bool device_sampling;  // MLXCEL_DEVICE_SAMPLING
+    mx_err gpu_declined;   // why a GPU that is there is not used; MX_OK: it is, or there is none
     bool storage_declined; // paged was asked for and is not there
     sched_config sched;
     chunk_rule chunk;

@@ -322,6 +322,7 @@ static mx_status init_steps(mlxcel_engine *e, int32_t n_vocab, mx_err *err) {
         e->flights[i].slot = i;
         e->flights[i].rows = mx_calloc((size_t)e->caps.max_range, sizeof *e->flights[i].rows);
     }
+    e->device_sampling = mx_knob_flag(MX_KNOB_DEVICE_SAMPLING);
     e->pipeline = !e->facts.host_memory && !mx_knob_is_set(MX_KNOB_FORCE_SYNC);
     return e->backend->ops->step_init(e->backend, &e->caps, e->io, err);
 }

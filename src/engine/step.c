@@ -28,7 +28,7 @@ static void choose_sampling(mlxcel_engine *e, mx_step_io *io, flight_row *row, c
     eng_seq *s = p->seq;
     int32_t used = io->counts[3], left = e->caps.max_edits - used;
     row->sync = false;
-    row->host = seq_wants_logits(s);
+    row->host = seq_wants_logits(s) || !e->device_sampling;
     row->sample = (mx_sample_row){.host = 1};
     if (row->host || row->n_out == 0) return;
     mx_sample_plan plan;

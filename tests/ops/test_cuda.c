@@ -275,7 +275,8 @@ static const attn_case attn_cases[] = {
     {49, 1, 32, 0, 1, 0, MX_F16, false, 1, {20}},
 };
 
-static void check_attn(const attn_case *c) {
+// On a rig of its own, or NULL: on those of the program in turn.
+static void check_attn(rig *own, const attn_case *c) {
     int64_t n = attn_case_outputs(c);
     attn_data d = attn_case_inputs(c, seed++);
     float *out = mx_calloc((size_t)n, sizeof *out);
@@ -284,7 +285,7 @@ static void check_attn(const attn_case *c) {
     attn_case_oracle(c, &d, want);
     for (int s = 0; s < ATTN_SCHEDULES; s++) {
         for (int phase = 0; phase < 2; phase++) {
-            rig *r = &rigs[s % N_RIGS];
+            rig *r = own ? own : &rigs[s % N_RIGS];
             r->phase = phase ? MX_PHASE_PREFILL : MX_PHASE_DECODE;
             memset(out, 0xff, (size_t)n * sizeof *out);
             attn_case_run(r, c, &d, (attn_schedule)s, (c->group + s) % RIG_GROUPS, out);
@@ -304,8 +305,29 @@ static void attention_by_every_schedule(void **state) {
     (void)state;
     need_gpu();
     worst = 0;
-    for (size_t i = 0; i < MX_COUNT(attn_cases); i++) check_attn(&attn_cases[i]);
+    for (size_t i = 0; i < MX_COUNT(attn_cases); i++) check_attn(NULL, &attn_cases[i]);
     print_message("worst error: %.2f of its tolerance\n", worst);
+    no_failures();
+}
+
+// MLXCEL_CUDA_PREFILL_ATTN=0: the kernel of decode steps takes prompts too.
+static void attention_of_prompts_may_be_switched_off(void **state) {
+    (void)state;
+    need_gpu();
+    rig r;
+    assert_int_equal(setenv("MLXCEL_CUDA_PREFILL_ATTN", "0", 1), 0);
+    mx_knobs_reload();
+    assert_true(cuda_rigs_open(&r, 1, false, false, VOCAB));
+    for (size_t i = 0; i < MX_COUNT(attn_cases); i++) check_attn(&r, &attn_cases[i]);
+    enum { MAX_NAMES = 1024 };
+    static const char *names[MAX_NAMES];
+    int32_t n = mx_cuda_unused_kernels(r.b, names, MAX_NAMES), n_prefill = 0;
+    assert_true(n <= MAX_NAMES);
+    for (int32_t i = 0; i < n; i++) n_prefill += strncmp(names[i], "prefill_h", 9) == 0;
+    assert_int_equal(n_prefill, 3); // none of them was used
+    rig_close(&r);
+    assert_int_equal(unsetenv("MLXCEL_CUDA_PREFILL_ATTN"), 0);
+    mx_knobs_reload();
     no_failures();
 }
 
@@ -553,45 +575,61 @@ static void slow_paths_are_counted(void **state) {
     no_failures();
 }
 
-// Two places for plans and 600 shapes, each twice: graphs come and go, the bits stay.
+// A chain of ops that no other k has, on r's encoder; a hash of what it computes.
+static uint64_t run_shape(rig *r, const mx_tensor *x, const mx_tensor *y, int k, float *out) {
+    int32_t seq = 0, pos = 0, rows = (int32_t)y->n_rows;
+    rig_begin(r, 1, &seq, &pos, &rows, 0, 1);
+    mx_op_params p = {.words = {0}};
+    p.softcap.cap = 1.0f + (float)k / 16; // part of the plan's key
+    mx_tid a = rig_use(r, x);
+    for (int i = 0; i <= k % 5; i++) {
+        mx_tid b = i == k % 5 ? rig_use(r, y) : mx_enc_temp(r->enc, rows, y->n_cols);
+        mx_enc_op(
+            r->enc,
+            (mx_op){.kind = MX_OP_SOFTCAP, .n_in = 1, .n_out = 1, .in = {a}, .out = {b}, .p = p});
+        a = b;
+    }
+    rig_run(r);
+    rig_read(r, y, out);
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < (size_t)(y->n_rows * y->n_cols) * sizeof *out; i++) {
+        h = (h ^ ((const uint8_t *)out)[i]) * 0x100000001b3u;
+    }
+    return h;
+}
+
+// Two places for plans and 10,000 shapes, some of them again: graphs come and go, the bits stay.
 static void plans_come_and_go(void **state) {
     (void)state;
     need_gpu();
-    enum { SHAPES = 600, COLS = 64 };
+    enum { SHAPES = 10000, EVERY = 20, COLS = 64, ROWS = 3 };
     rig *r = &rigs[0];
     rng g = {seed};
-    static float x[3 * COLS], first[SHAPES][3 * COLS], out[3 * COLS];
+    static float x[ROWS * COLS], out[ROWS * COLS];
+    static uint64_t first[SHAPES];
     static const mx_budget any[MX_PHASES] = {{.max_ops = 2, .max_mb = MX_BUDGET_UNLIMITED},
                                              {.max_ops = 2, .max_mb = MX_BUDGET_UNLIMITED},
                                              {.max_ops = 2, .max_mb = MX_BUDGET_UNLIMITED}};
     mx_enc *own = r->enc;
     r->enc = mx_enc_open(r->b, any, 2, true);
     rng_fill(&g, x, MX_COUNT(x), 3);
-    const mx_tensor *tx = rig_tensor(r, 3, COLS, x), *ty = rig_tensor(r, 3, COLS, NULL);
-    for (int k = 0; k < 2 * SHAPES; k++) {
-        int32_t seq = 0, pos = 0, rows = 3;
-        rig_begin(r, 1, &seq, &pos, &rows, 0, 1);
-        mx_op_params p = {.words = {0}};
-        p.softcap.cap = 1.0f + (float)(k % SHAPES); // part of the plan's key
-        mx_tid a = rig_use(r, tx);
-        for (int i = 0; i <= k % 5; i++) {
-            mx_tid b = i == k % 5 ? rig_use(r, ty) : mx_enc_temp(r->enc, 3, COLS);
-            mx_enc_op(
-                r->enc,
-                (mx_op){
-                    .kind = MX_OP_SOFTCAP, .n_in = 1, .n_out = 1, .in = {a}, .out = {b}, .p = p});
-            a = b;
-        }
-        rig_run(r);
-        rig_read(r, ty, k < SHAPES ? first[k] : out);
-        if (k >= SHAPES) assert_memory_equal(first[k - SHAPES], out, sizeof out);
+    const mx_tensor *tx = rig_tensor(r, ROWS, COLS, x), *ty = rig_tensor(r, ROWS, COLS, NULL);
+    for (int k = 0; k < SHAPES; k++) {
+        first[k] = run_shape(r, tx, ty, k, out);
+        float cap = 1.0f + (float)k / 16, want = x[7];
+        for (int i = 0; i <= k % 5; i++) want = cap * tanhf(want / cap);
+        assert_true(fabsf(out[7] - want) < 1e-4f);
+    }
+    for (int k = 0; k < SHAPES; k += EVERY) {
+        assert_true(run_shape(r, tx, ty, k, out) == first[k]);
     }
     mx_enc_stats s;
     mx_enc_get_stats(r->enc, &s);
     mx_enc_close(r->enc);
     r->enc = own;
-    assert_true(s.plan_evictions >= 2 * SHAPES - 3);
-    assert_true(memcmp(first[0], first[7], sizeof first[0]) != 0);
+    assert_int_equal(s.plans_made, SHAPES + SHAPES / EVERY);
+    assert_int_equal(s.plan_evictions, SHAPES + SHAPES / EVERY - 2);
+    assert_true(first[0] != first[7]);
     rig_reset(r);
 }
 
@@ -604,6 +642,7 @@ int main(void) {
         cmocka_unit_test(batches),
         cmocka_unit_test(exact_products),
         cmocka_unit_test(attention_by_every_schedule),
+        cmocka_unit_test(attention_of_prompts_may_be_switched_off),
         cmocka_unit_test(sampling_follows_the_distribution),
         cmocka_unit_test(a_large_vocabulary_is_sampled_within_the_filters),
         cmocka_unit_test(rows_for_the_host_are_left_alone),

@@ -175,6 +175,26 @@ static void small_caches(mlxcel_params p, const answer *want) {
     assert_true(st.plan_evictions >= 4);
 }
 
+// MLXCEL_DEVICE_SAMPLING=0.
+static void chosen_by_the_host(mlxcel_params p, const answer *want) {
+    mlxcel_stats st;
+    setenv("MLXCEL_DEVICE_SAMPLING", "0", 1);
+    mx_knobs_reload();
+    mlxcel_engine *e = open_engine(p);
+    for (int s = 0; s < N; s++) compare("by the host", s, collect(submit(e, s, false)), want[s], 0);
+    mlxcel_get_stats(e, &st);
+    for (int i = 0; i < MLXCEL_SLOW_PATHS; i++) {
+        if (strcmp(mlxcel_slow_path(i, NULL), "host_sampling") != 0) continue;
+        if (strcmp(device, "cpu") == 0)
+            assert_int_equal(st.slow[i], 0);
+        else // the last step may be counted after its token was seen
+            assert_true(st.slow[i] >= N * DECODE - 4);
+    }
+    mlxcel_close(e);
+    unsetenv("MLXCEL_DEVICE_SAMPLING");
+    mx_knobs_reload();
+}
+
 static void check_type(mx_dtype type) {
     answer want[N];
     tiny_write(model, &(tiny_opts){.type = type, .d_model = 256, .d_ff = 512, .max_ctx = 1024});
@@ -195,6 +215,7 @@ static void check_type(mx_dtype type) {
     }
     cached(warm, want);
     small_caches(batch, want);
+    if (type == types[0]) chosen_by_the_host(solo, want);
     if (differ) fail_msg("%s: %d answers differ", mx_dtype_get(type)->name, differ);
 }
 

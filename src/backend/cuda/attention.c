@@ -1,6 +1,8 @@
 // Rotation, writing the sequence state, and attention: which kernel, and its arguments.
 #include "backend/cuda/cuda_int.h"
 
+#include "base/knobs.h"
+
 static void lower_rope(cuda_backend *b, const mx_op *op, const mx_tensor *t, CUdeviceptr arena,
                        cuda_list *l) {
     const mx_tensor *x = &t[op->in[0]], *cs = &t[op->in[1]], *y = &t[op->out[0]];
@@ -79,6 +81,7 @@ static int32_t log2_of(int32_t n) {
 }
 
 enum { FIXED_CHUNK = 256, MAX_SPLITS = 64 };             // of deterministic attention; attn.cu
+enum { MAX_GRID = 65535 };                               // of a grid's second and third number
 static const size_t fixed_part_bytes = (size_t)64 << 20; // its partial results, at most
 
 static int32_t row_splits(const cuda_backend *b, int32_t n_groups) {
@@ -108,11 +111,11 @@ static bool fills_gpu(const cuda_backend *b, const k_attn *a) {
     return (int64_t)a->n_split * a->n_groups * a->n_rows > 4 * (int64_t)b->n_sm;
 }
 
-// Decode attention of all rows; of so few at a time that partial results stay within bounds when
-// they are a prefill's (deterministic).
+// Decode attention of all rows; of so few at a time that a grid can have them, and that partial
+// results stay within bounds when they are a prefill's (deterministic).
 static void launch_rows(cuda_backend *b, const k_attn *all, cuda_kernel kernel, cuda_list *l) {
     k_attn a = *all;
-    int32_t nr = a.group_heads, most = a.n_rows;
+    int32_t nr = a.group_heads, most = MX_MIN(a.n_rows, MAX_GRID);
     size_t row = (size_t)a.n_groups * (size_t)(a.n_split * nr) * (size_t)(a.head_dim + 4) * 4;
     if (b->fixed_attn && a.n_split > 1) {
         most = (int32_t)MX_MAX((size_t)1, MX_MIN((size_t)most, fixed_part_bytes / row));
@@ -198,7 +201,8 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
         CUDA_LAUNCH(b, l, CK_attn_any, a, a.n_head, a.n_rows, 1, 128, (5 * hd + 16) * 4);
         return;
     }
-    if (plan->phase == MX_PHASE_PREFILL && a.n_rows >= 16 && size < 3 && !b->fixed_attn) {
+    if (plan->phase == MX_PHASE_PREFILL && a.n_rows >= 16 && size < 3 && !b->fixed_attn &&
+        mx_knob_flag(MX_KNOB_CUDA_PREFILL_ATTN)) {
         int32_t hdp = 64 << size, stage = 64 * (hdp * 4 + 80);
         int32_t blocks = (a.n_rows + 63) / 64 + MX_MIN(b->caps.max_range, a.n_rows);
         // Rows outside every range (padding) stay as they are: nothing reads them.
