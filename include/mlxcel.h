@@ -61,8 +61,9 @@ typedef struct mlxcel_info {                  // strings live as long as the eng
     const char *model_path, *family, *format; // "llama", "gguf q4_1"
     const char *device, *arch;                // "AMD EPYC 9654", "avx512"
     const char *kv_storage, *kv_type;
-    const char *decode_path; // "native batched forward"
-    const char *fallbacks;   // one line each for what was asked for and declined; "" when nothing
+    const char *decode_path;  // "native batched forward"
+    const char *decode_steps; // "CUDA graphs", …: what is replayed for a token
+    const char *fallbacks;    // one line each for what was asked for and declined; "" when nothing
     const char *budget_prefill, *budget_decode, *budget_decode_sync; // as logged
     const char *capability;  // CUDA: its compute capability and what was compiled for it; else ""
     const char *budget_rule; // a family's rule for the device that decided the budget; else ""

@@ -19,6 +19,7 @@ typedef struct mx_backend_facts {
     uint64_t memory_bytes, available_bytes;
     uint64_t upload_bytes; // of it, taken while weights are loaded
     bool host_memory;      // buffers are host memory: map works, nothing is copied
+    bool graphs;           // decode plans are graphs of the device, replayed with no update
     bool bucket_rows;      // plans are recorded for row buckets, not exact rows
     // A row's result depends on its own sequence only: not on other rows, their number, or how the
     // sequence was cut into steps.

@@ -18,8 +18,9 @@ const mx_op_info *mx_op_get(mx_op_kind k) {
 
 static const struct {
     const char *name, *what;
+    mx_log_level level;
 } slow_paths[] = {
-#define SLOW(id, name, what) {name, what},
+#define SLOW(id, level, name, what) {name, what, MX_LOG_##level},
 #include "backend/slow.def"
 #undef SLOW
 };
@@ -32,6 +33,11 @@ const char *mx_slow_name(mx_slow s) {
 const char *mx_slow_what(mx_slow s) {
     CHECK((unsigned)s < MX_SLOW_COUNT);
     return slow_paths[s].what;
+}
+
+mx_log_level mx_slow_level(mx_slow s) {
+    CHECK((unsigned)s < MX_SLOW_COUNT);
+    return slow_paths[s].level;
 }
 
 const char *mx_role_name(mx_role r) {

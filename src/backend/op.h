@@ -129,13 +129,14 @@ typedef struct mx_segment { // one command buffer: ops [first, first + n)
 
 // Slow paths that a plan takes, by name: see slow.def.
 typedef enum mx_slow {
-#define SLOW(id, name, what) MX_SLOW_##id,
+#define SLOW(id, level, name, what) MX_SLOW_##id,
 #include "backend/slow.def"
 #undef SLOW
     MX_SLOW_COUNT
 } mx_slow;
 const char *mx_slow_name(mx_slow s);
 const char *mx_slow_what(mx_slow s);
+mx_log_level mx_slow_level(mx_slow s);
 
 // A recorded op list. Immutable once made; its key is a hash of everything that decides what runs
 // (ops, parameters, shapes, tensors, segments), never of lengths or token values.

@@ -67,6 +67,7 @@ static void say_loaded(const cli_session *s, const cli_estimate *e) {
     if (i->budget_rule[0]) cli_note("%s", i->budget_rule);
     cli_note("Command buffers: prefill %s; decode %s; synchronous decode %s", i->budget_prefill,
              i->budget_decode, i->budget_decode_sync);
+    if (on_gpu(i)) cli_note("Decode steps: %s", i->decode_steps);
     cli_note("Model loaded in %.3fs (resident: %.2f GB, peak: %.2f GB).", i->load_s,
              (double)resident * 1e-9, (double)peak * 1e-9);
     cli_note("Memory estimate vs actual: %.2f GB estimated, %.2f GB (weights %.2f, KV cache %.2f; "

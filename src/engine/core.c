@@ -404,7 +404,7 @@ static void publish_stats(mlxcel_engine *e) {
     es.slow[MX_SLOW_HOST_SAMPLING] = e->n_host_sampled;
     for (int i = 0; i < MX_SLOW_COUNT; i++) {
         if (es.slow[i] && !s->slow[i]) {
-            mx_log(MX_LOG_INFO, "slow path: %s: %s", mx_slow_name((mx_slow)i),
+            mx_log(mx_slow_level((mx_slow)i), "slow path: %s: %s", mx_slow_name((mx_slow)i),
                    mx_slow_what((mx_slow)i));
         }
         s->slow[i] = es.slow[i];

@@ -8,6 +8,7 @@
 #define HAVE_CUDA_MODULE 1
 #endif
 
+#include <stdatomic.h>
 #include <string.h>
 
 static mx_status open_cuda(const mx_device_options *o, int gpu, mx_backend **out, mx_err *err) {
@@ -18,6 +19,14 @@ static mx_status open_cuda(const mx_device_options *o, int gpu, mx_backend **out
     (void)o, (void)gpu;
     *out = NULL;
     return mx_err_set(err, MX_NOTFOUND, "this build has no CUDA backend");
+#endif
+}
+
+static bool compiled_for_cuda(void) {
+#ifdef HAVE_CUDA_MODULE
+    return mx_cuda_archs()[0] != 0;
+#else
+    return false;
 #endif
 }
 
@@ -33,6 +42,21 @@ static mx_status gpu_number(const char *want, int *out, mx_err *err) {
     }
     *out = (int)n;
     return MX_OK;
+}
+
+bool mx_device_is_word(const char *want) {
+    int gpu;
+    mx_err err = {0};
+    return !want[0] || strcmp(want, "cpu") == 0 || gpu_number(want, &gpu, &err) == MX_OK;
+}
+
+// The CPU runs and nobody asked for it.
+static void say_declined(const mx_device_options *o, const mx_err *why) {
+    static atomic_bool said;
+    bool there = why->status != MX_NOTFOUND && compiled_for_cuda();
+    if (there && o->declined) *o->declined = *why;
+    if (there && atomic_exchange(&said, true)) return;
+    mx_log(there ? MX_LOG_WARN : MX_LOG_INFO, "no GPU: %s; using the CPU", why->msg);
 }
 
 mx_status mx_device_open(const mx_device_options *o, mx_backend **out, mx_err *err) {
@@ -53,7 +77,7 @@ mx_status mx_device_open(const mx_device_options *o, mx_backend **out, mx_err *e
     if (!want[0]) {
         mx_err why = {0};
         if (open_cuda(o, 0, out, &why) == MX_OK) return MX_OK;
-        mx_log(MX_LOG_INFO, "no GPU: %s; using the CPU", why.msg);
+        say_declined(o, &why);
     }
     mx_cpu_options c = {.n_threads = o->n_threads, .exact = o->exact};
     return mx_cpu_open_with(&c, out, err);

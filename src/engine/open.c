@@ -245,16 +245,24 @@ static char *capability_text(const mlxcel_engine *e) {
     return mx_buf_take(&t);
 }
 
+static const char *decode_steps_text(const mx_backend_facts *f) {
+    if (f->host_memory) return "recorded op lists";
+    return f->graphs ? "CUDA graphs" : "kernel by kernel (MLXCEL_CUDA_GRAPHS=0)";
+}
+
 static char *fallbacks_text(const mlxcel_engine *e, const mx_family *f) {
     mx_buf t;
     mx_buf_init(&t, 0);
+    if (e->gpu_declined.status != MX_OK) {
+        mx_buf_printf(&t, "GPU: the CPU instead: %s\n", e->gpu_declined.msg);
+    }
     if (e->storage_declined) {
-        mx_buf_printf(&t, "paged storage: dense instead, %s cannot: %s", f->name, f->dense_only);
+        mx_buf_printf(&t, "paged storage: dense instead, %s cannot: %s\n", f->name, f->dense_only);
     }
     if (e->params.prefix_cache_bytes > 0 && !e->prefix) {
-        if (t.n) mx_buf_putc(&t, '\n');
-        mx_buf_puts(&t, "prefix cache: off, it needs paged storage");
+        mx_buf_puts(&t, "prefix cache: off, it needs paged storage\n");
     }
+    if (t.n) t.data[--t.n] = 0;
     return t.n ? mx_buf_take(&t) : mx_strdup("");
 }
 
@@ -276,6 +284,7 @@ static void fill_info(mlxcel_engine *e) {
     i->kv_storage = kv->storage == MX_KV_PAGED ? "paged" : "dense";
     i->kv_type = kv->groups[0].codec == MX_F32 ? "f32" : "f16";
     i->decode_path = "native batched forward";
+    i->decode_steps = decode_steps_text(&e->facts);
     i->fallbacks = e->info_text[7] = fallbacks_text(e, m.family);
     i->budget_prefill = budget_text(e, 1, MX_PHASE_PREFILL);
     i->budget_decode = budget_text(e, 2, MX_PHASE_DECODE);
@@ -354,7 +363,8 @@ mx_status engine_load(mlxcel_engine *e, mx_err *err) {
     mx_device_options device = {.want = e->params.device,
                                 .n_threads = e->params.n_threads,
                                 .deterministic = e->params.deterministic,
-                                .exact = e->params.exact};
+                                .exact = e->params.exact,
+                                .declined = &e->gpu_declined};
     MX_TRY(mx_device_open(&device, &e->backend, err));
     const char *how = mx_knob_text(MX_KNOB_WEIGHT_MATERIALIZATION);
     if (strcmp(how, "lazy") == 0)

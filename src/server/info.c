@@ -93,6 +93,21 @@ static void put_text(mx_buf *b, const char *name, const char *value) {
     mx_buf_json(b, mx_str_of(value ? value : ""));
 }
 
+// Those that were taken, with how often.
+static void put_slow_paths(const srv *s, mx_buf *b) {
+    mlxcel_stats st;
+    mlxcel_get_stats(s->engine, &st);
+    mx_buf_puts(b, ",\"slow_paths\":{");
+    const char *comma = "";
+    for (int32_t i = 0; i < MLXCEL_SLOW_PATHS; i++) {
+        if (!st.slow[i]) continue;
+        mx_buf_printf(b, "%s\"%s\":%llu", comma, mlxcel_slow_path(i, NULL),
+                      (unsigned long long)st.slow[i]);
+        comma = ",";
+    }
+    mx_buf_putc(b, '}');
+}
+
 void handle_props(srv_req *q) {
     const srv *s = q->s;
     const mlxcel_info *i = &s->info;
@@ -113,7 +128,9 @@ void handle_props(srv_req *q) {
     put_text(&b, "kv_storage", i->kv_storage);
     put_text(&b, "kv_type", i->kv_type);
     put_text(&b, "decode_path", i->decode_path);
+    put_text(&b, "decode_steps", i->decode_steps);
     put_text(&b, "fallbacks", i->fallbacks);
+    put_slow_paths(s, &b);
     put_text(&b, "prefill_chunk_why", i->prefill_chunk_why);
     put_text(&b, "budget_prefill", i->budget_prefill);
     put_text(&b, "budget_decode", i->budget_decode);

@@ -68,6 +68,7 @@ static void say_loaded(const srv *s) {
            i->prefill_chunk_why, (double)s->c->engine.prefix_cache_bytes * 1e-9);
     mx_log(MX_LOG_INFO, "command buffers: prefill %s; decode %s; synchronous decode %s",
            i->budget_prefill, i->budget_decode, i->budget_decode_sync);
+    mx_log(MX_LOG_INFO, "decode steps: %s", i->decode_steps);
     const mlxcel_sampling *d = &s->c->sampling;
     mx_log(MX_LOG_INFO,
            "sampling defaults: temperature %.6g, top_k %d, top_p %.6g, min_p %.6g, repeat_penalty "

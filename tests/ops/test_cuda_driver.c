@@ -58,6 +58,19 @@ static const struct {
     {"the driver fails", STUB, {"STUB_INIT"}, {"999"}, "cuda", {"cuInit", "stub"}},
     {"no such device", STUB, {"STUB_COUNT"}, {"2"}, "cuda:2", {"device cuda:2", "offers 2"}},
     {"no code for it", STUB, {"STUB_CC"}, {"35"}, "cuda:0", {"Stub GPU (sm_35)", "compiled for ["}},
+    {"nobody asked: an old driver",
+     STUB,
+     {"STUB_VERSION"},
+     {"11080"},
+     "",
+     {"CPU, declined: ", "CUDA 11.8", "needs CUDA"}},
+    {"nobody asked: no code for it",
+     STUB,
+     {"STUB_CC"},
+     {"35"},
+     "",
+     {"CPU, declined: ", "Stub GPU (sm_35)"}},
+    {"nobody asked: no device", STUB, {"STUB_INIT"}, {"100"}, "", {"CPU, nothing declined"}},
 };
 
 static void set(const char *name, const char *value) {
@@ -67,13 +80,20 @@ static void set(const char *name, const char *value) {
 // In the child: the message of opening the device, to fd.
 static void open_and_say(size_t i, int fd) {
     mx_backend *b = NULL;
-    mx_err e = {0};
+    mx_err e = {0}, declined = {0};
+    char opened[sizeof e.msg + 32] = "it opened";
     unsetenv("CUDA_VISIBLE_DEVICES");
     for (int k = 0; k < 2; k++) set(cases[i].env[k], cases[i].value[k]);
     mx_knobs_reload();
     void *lib = dlopen(cases[i].lib, RTLD_NOW | RTLD_GLOBAL); // found again by its name
-    mx_status st = mx_device_open(&(mx_device_options){.want = cases[i].want}, &b, &e);
-    const char *text = !lib ? dlerror() : st == MX_OK ? "it opened" : e.msg;
+    mx_device_options o = {.want = cases[i].want, .n_threads = 1, .declined = &declined};
+    mx_status st = mx_device_open(&o, &b, &e);
+    if (st == MX_OK && strcmp(b->name, "cpu") == 0) {
+        bool any = declined.status != MX_OK;
+        snprintf(opened, sizeof opened, "CPU, %s%s", any ? "declined: " : "nothing declined",
+                 declined.msg);
+    }
+    const char *text = !lib ? dlerror() : st == MX_OK ? opened : e.msg;
     ssize_t n = write(fd, text, strlen(text) + 1);
     (void)n;
 }

@@ -33,6 +33,8 @@ static void routes_answer(void **state) {
     json_decref(v);
     v = get_json(S, "/props", 200);
     assert_string_equal(text_at(v, "decode_path"), "native batched forward");
+    assert_string_equal(text_at(v, "decode_steps"), "recorded op lists");
+    assert_true(json_is_object(at(v, "slow_paths")));
     json_decref(v);
     v = get_json(S, "/slots", 200);
     assert_int_equal(json_array_size(v), 4);

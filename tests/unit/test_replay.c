@@ -11,7 +11,8 @@
 // cmocka.h needs the two above and stdio, stdlib
 #include <cmocka.h>
 
-enum { PROMPT = 40, DECODE = 60 };
+// The context passes 256 positions, where a step has another plan, while tokens are decoded.
+enum { PROMPT = 230, DECODE = 60 };
 
 static char *dir, *model;
 static const char *devices[2] = {"cpu", NULL};
@@ -106,9 +107,17 @@ static counts count(mlxcel_engine *e) {
     return c;
 }
 
+static const char *decode_steps(mlxcel_engine *e) {
+    mlxcel_info info;
+    mlxcel_get_info(e, &info);
+    return info.decode_steps;
+}
+
 static void check_replays(const char *device) {
     mlxcel_engine *e = open_engine(device);
+    bool gpu = e->facts.kind == MX_DEVICE_CUDA;
     uint64_t want[5], again[5];
+    assert_string_equal(decode_steps(e), gpu ? "CUDA graphs" : "recorded op lists");
     answer(e, want);
     assert_true(want[0] == want[1] &&
                 want[0] == want[4]); // no plan of another batch, no old pointer
@@ -120,7 +129,6 @@ static void check_replays(const char *device) {
     enum { LATE = 4 }; // steps that are counted after their tokens were seen
     assert_int_equal(second.plans, first.plans);
     assert_true(second.hits - first.hits >= DECODE - LATE);
-    bool gpu = e->facts.kind == MX_DEVICE_CUDA;
     if (gpu) {
         assert_true(first.graphs > 0);
         assert_int_equal(second.graphs, first.graphs);
@@ -134,6 +142,7 @@ static void check_replays(const char *device) {
     setenv("MLXCEL_CUDA_GRAPHS", "0", 1);
     mx_knobs_reload();
     e = open_engine(device);
+    assert_string_equal(decode_steps(e), "kernel by kernel (MLXCEL_CUDA_GRAPHS=0)");
     answer(e, again);
     assert_memory_equal(want, again, sizeof want);
     mlxcel_get_stats(e, &s);

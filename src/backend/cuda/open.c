@@ -82,6 +82,7 @@ static void get_facts(mx_backend *base, mx_backend_facts *out) {
                               .cc_minor = b->cc_minor,
                               .compiled = cuda_archs,
                               .n_sm = b->n_sm,
+                              .graphs = b->graphs,
                               .bucket_rows = true,
                               .deterministic = b->fixed_products && b->fixed_attn,
                               .reads_files = b->count.pinned};
