@@ -8,6 +8,7 @@
 #include "base/knobs.h"
 #include "base/mem.h"
 #include "base/str.h"
+#include "engine/device.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -301,6 +302,10 @@ mx_status cli_parse(cli_options *o, const cli_command *c, int argc, char *const 
     }
     if (c->positional_required && !o->positional) {
         return mx_err_set(err, MX_INVALID, "expected %s", c->positional);
+    }
+    if (o->device && !mx_device_is_word(o->device)) {
+        return mx_err_set(err, MX_INVALID,
+                          "--device: expected cpu, cuda, cuda:N or gpu, got \"%s\"", o->device);
     }
     return MX_OK;
 }

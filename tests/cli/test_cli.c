@@ -524,6 +524,11 @@ static void estimates_have_every_part(void **state) {
     assert_non_null(strstr(p.err_text, "KV cache:       64.00 MiB"));
     assert_non_null(strstr(p.err_text, "Prompt cache:   5.00 MiB"));
     run(&p, "inspect %s --device tpu", model);
+    expect(&p, 2, "", "--device: expected cpu, cuda, cuda:N or gpu, got \"tpu\"");
+    run(&p, "generate -m %s -p x --device cuda:x", model);
+    expect(&p, 2, "", "got \"cuda:x\"");
+    env_name = "MLXCEL_DEVICE", env_value = "tpu";
+    run(&p, "generate -m %s -p x", model);
     expect(&p, 3, "", "device 'tpu'");
 }
 
