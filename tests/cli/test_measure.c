@@ -121,6 +121,32 @@ static void budgets_of_a_model(void **state) {
     json_decref(j);
 }
 
+// On a GPU a prompt of 20,000 tokens too, on the CPU a short one: the same bits and the same peak
+// for every budget.
+static void budgets_of_a_long_prompt(void **state) {
+    (void)state;
+    const char *other = getenv("MX_TEST_DEVICE"), *depth = other ? "20000" : "160";
+    static const double contexts[2][2] = {{128, 160}, {128, 20000}};
+    const char *model = other ? "synthetic:launch-heavy-q8_0" : "synthetic:tiny-q8_0";
+    const char *args[] = {
+        "profile",  "--launch-heavy",      "-m", model, "-r", "1", "-d", depth, "-o", "json",
+        "--device", other ? other : "cpu", NULL};
+    int code = run(&out, &err, args), n = 0;
+    if (code != 0) fail_msg("exit %d: %s", code, err.data ? err.data : "");
+    for (char *line = out.data; *line; n++) {
+        size_t len = strcspn(line, "\n");
+        json_t *j = json_loadb(line, len, 0, NULL);
+        assert_non_null(j);
+        assert_true(n < 2 && number(j, "context") == contexts[other != NULL][n]);
+        assert_int_equal(json_array_size(json_object_get(j, "rows")), 9);
+        assert_true(json_is_true(json_object_get(j, "hashes_equal_over_budgets")));
+        assert_true(json_is_true(json_object_get(j, "peaks_equal_over_budgets")));
+        json_decref(j);
+        line += len + (line[len] != 0);
+    }
+    assert_int_equal(n, 2);
+}
+
 static void many_sequences(void **state) {
     (void)state;
     for (int warm = 0; warm < 2; warm++) {
@@ -230,6 +256,7 @@ int main(void) {
         cmocka_unit_test(a_chain_is_the_same_in_any_buffers),
         cmocka_unit_test(parts_of_a_step),
         cmocka_unit_test(budgets_of_a_model),
+        cmocka_unit_test(budgets_of_a_long_prompt),
         cmocka_unit_test(many_sequences),
         cmocka_unit_test(arms_of_settings),
         cmocka_unit_test(arms_have_one_chunk),

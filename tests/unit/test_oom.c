@@ -285,7 +285,7 @@ static void the_driver_refuses_memory(void **state) {
     real_alloc = cuda_d.cuMemAlloc;
     cuda_d.cuMemAlloc = alloc_or_not;
     int refused = 0, k = 1;
-    for (bool over = false; !over && k < 200; k += k < 30 ? 1 : 9) {
+    for (bool over = false; !over && k <= 200; k++) {
         fail_next(k);
         err = (mlxcel_error){0};
         if (try_open(&e, &err) != 0) {
