@@ -158,6 +158,63 @@ static void decode_steps_are_replayed(void **state) {
     for (int d = 0; d < 2 && devices[d]; d++) check_replays(devices[d]);
 }
 
+// What a run of all answers has shown.
+typedef struct trace {
+    uint64_t answers[5], host_sampled, pipelined, kernels;
+    bool pinned;
+} trace;
+
+static trace trace_of(const char *device) {
+    trace t = {.pinned = true};
+    mlxcel_stats s;
+    mx_cuda_counters g;
+    mlxcel_engine *e = open_engine(device);
+    bool gpu = e->facts.kind == MX_DEVICE_CUDA;
+    collect(submit(e, 1));
+    if (gpu) { // one sequence: its steps are the same each time
+        mx_cuda_counters_get(e->backend, &g);
+        t.kernels = g.kernel_launches;
+        t.pinned = g.pinned;
+    }
+    answer(e, t.answers);
+    mlxcel_get_stats(e, &s);
+    t.host_sampled = s.slow[MX_SLOW_HOST_SAMPLING];
+    t.pipelined = s.steps_decode_pipelined;
+    mlxcel_close(e);
+    return t;
+}
+
+// Fast paths that whole steps have, switched off one by one: the same answers, and on a GPU one
+// sees that they were off.
+static void check_switches(const char *device) {
+    static const char *const names[][2] = {
+        {"MLXCEL_FORCE_SYNC", "1"},       {"MLXCEL_DEVICE_SAMPLING", "0"},
+        {"MLXCEL_CUDA_FUSED_ROPE", "0"},  {"MLXCEL_CUDA_OVERLAP", "0"},
+        {"MLXCEL_CUDA_PINNED_LOAD", "0"},
+    };
+    trace on = trace_of(device), off[MX_COUNT(names)];
+    for (size_t i = 0; i < MX_COUNT(names); i++) {
+        setenv(names[i][0], names[i][1], 1);
+        mx_knobs_reload();
+        off[i] = trace_of(device);
+        unsetenv(names[i][0]);
+        mx_knobs_reload();
+        if (memcmp(on.answers, off[i].answers, sizeof on.answers) != 0) {
+            fail_msg("%s: other answers with %s=%s", device, names[i][0], names[i][1]);
+        }
+    }
+    if (strcmp(device, "cpu") == 0) return;
+    assert_true(on.pipelined > 0 && off[0].pipelined == 0);
+    assert_true(on.host_sampled == 0 && off[1].host_sampled > 0);
+    assert_true(off[2].kernels > on.kernels);
+    assert_true(on.pinned && !off[4].pinned);
+}
+
+static void switches_change_no_answer(void **state) {
+    (void)state;
+    for (int d = 0; d < 2 && devices[d]; d++) check_switches(devices[d]);
+}
+
 static void a_kv_type_works_or_is_refused(void **state) {
     (void)state;
     static const char *const types[] = {"f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "F16", ""};
@@ -186,6 +243,7 @@ static void a_kv_type_works_or_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_steps_are_replayed),
+        cmocka_unit_test(switches_change_no_answer),
         cmocka_unit_test(a_kv_type_works_or_is_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

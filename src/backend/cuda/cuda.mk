@@ -55,7 +55,7 @@ $(B)/tests/ops/test_cuda_driver: | $(B)/data/stub-driver/libcuda.so.1 \
                                    $(B)/data/stub-driver-old/libcuda.so.1
 .PHONY: check-cuda
 check-cuda: $(addprefix $(B)/tests/ops/,test_cuda test_cuda_fixed test_cuda_sample test_cuda_driver \
-            test_cuda_once test_cuda_fused)
+            test_cuda_once test_cuda_fused test_cuda_switches)
 	@failed=; for t in $^; do echo $$t; $$t || failed=1; done; test -z "$$failed"
 # Every kernel once under compute-sanitizer: memory, races in shared memory, barriers.
 SANITIZER ?= compute-sanitizer
