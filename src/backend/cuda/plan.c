@@ -148,8 +148,11 @@ static mx_status make_graph(cuda_backend *b, const cuda_plan *p, int32_t first, 
     if (s == MX_OK) s = cuda_check(cuda_d.cuGraphInstantiateWithFlags(out, g, 0), err, "graph");
     if (g) cuda_d.cuGraphDestroy(g);
     MX_TRY(s);
+    r = cuda_d.cuGraphUpload(*out, b->stream);
+    if (r != CUDA_SUCCESS) cuda_d.cuGraphExecDestroy(*out);
+    MX_TRY(cuda_check(r, err, "graph upload"));
     b->count.graphs_made++;
-    return cuda_check(cuda_d.cuGraphUpload(*out, b->stream), err, "graph upload");
+    return MX_OK;
 }
 
 static mx_status make_graphs(cuda_backend *b, cuda_plan *p, mx_err *err) {
