@@ -338,7 +338,7 @@ static void lower_lt(cuda_backend *b, const cuda_product *p, CUdeviceptr arena, 
                       .ldy = s.ldy,
                       .ldr = s.ldr,
                       .act = p->act};
-        CUDA_LAUNCH(b, l, CK_finish, f, (s.n_rows + 255) / 256, n_tok, 1, 256, 0);
+        CUDA_LAUNCH(b, l, CK_finish, f, n_tok, (s.n_rows + 255) / 256, 1, 256, 0);
     }
 }
 

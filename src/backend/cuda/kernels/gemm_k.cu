@@ -73,8 +73,8 @@ ENTRY __launch_bounds__(256) cast_rows(PAR const k_cast a) {
 ENTRY __launch_bounds__(256) finish(PAR const k_finish a) {
     dep_trigger();
     dep_wait();
-    int64_t row = blockIdx.y;
-    int c = blockIdx.x * blockDim.x + threadIdx.x;
+    int64_t row = blockIdx.x;
+    int c = blockIdx.y * blockDim.x + threadIdx.x;
     if (c >= a.n_cols) return;
     float v = ldx(a.a + row * a.lda + c);
     if (a.b) v = activate(v, a.act) * ldx(a.b + row * a.lda + c);
