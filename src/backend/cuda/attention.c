@@ -198,7 +198,7 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
     int32_t hd = a.head_dim, size = size_of_head(&a);
     if (!is_fast(&a)) {
         l->slow[MX_SLOW_ATTN_PLAIN]++;
-        CUDA_LAUNCH(b, l, CK_attn_any, a, a.n_head, a.n_rows, 1, 128, (5 * hd + 16) * 4);
+        CUDA_LAUNCH(b, l, CK_attn_any, a, a.n_rows, a.n_head, 1, 128, (5 * hd + 16) * 4);
         return;
     }
     if (plan->phase == MX_PHASE_PREFILL && a.n_rows >= 16 && size < 3 && !b->fixed_attn &&

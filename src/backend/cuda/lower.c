@@ -109,7 +109,7 @@ static void lower_map(cuda_backend *b, const mx_op *op, const mx_tensor *t, CUde
                .act = what == KMAP_GLU ? op->p.glu.act : 0,
                .cap = what == KMAP_SOFTCAP ? op->p.softcap.cap : 0,
                .n_rows = (int32_t)y->n_rows};
-    CUDA_LAUNCH(b, l, CK_map, a, MX_MIN((y->n_cols + 255) / 256, 512), y->n_rows, 1, 256, 0);
+    CUDA_LAUNCH(b, l, CK_map, a, y->n_rows, MX_MIN((y->n_cols + 255) / 256, 512), 1, 256, 0);
 }
 
 static void lower_rope_table(cuda_backend *b, const mx_op *op, const mx_tensor *t,

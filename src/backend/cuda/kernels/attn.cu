@@ -280,8 +280,8 @@ ENTRY __launch_bounds__(128) attn_any(PAR const k_attn a) {
     float *so = any_smem;
     dep_trigger();
     dep_wait();
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, head = blockIdx.x, hd = a.head_dim;
-    int64_t row = blockIdx.y;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, head = blockIdx.y, hd = a.head_dim;
+    int64_t row = blockIdx.x;
     int range = a.tok_range[row], kvh = head / a.n_rep;
     if (range < 0) {
         for (int d = threadIdx.x; d < hd; d += 128) a.y[row * a.ldy + (int64_t)head * hd + d] = 0.f;

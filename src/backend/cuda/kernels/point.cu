@@ -40,13 +40,13 @@ ENTRY __launch_bounds__(256) rms_norm(PAR const k_norm a) {
 ENTRY __launch_bounds__(256) map(PAR const k_map a) {
     dep_trigger();
     dep_wait();
-    int64_t row = blockIdx.y, from = row;
+    int64_t row = blockIdx.x, from = row;
     bool zero = false;
     if (a.what == KMAP_GATHER) {
         from = row < a.counts[2] ? a.rows[row] : -1;
         zero = from < 0;
     }
-    for (int c = blockIdx.x * blockDim.x + threadIdx.x; c < a.n_cols; c += gridDim.x * blockDim.x) {
+    for (int c = blockIdx.y * blockDim.x + threadIdx.x; c < a.n_cols; c += gridDim.y * blockDim.x) {
         float v = zero ? 0.f : ldx(a.a + from * a.lda + c);
         if (a.what == KMAP_ADD) v += ldx(a.b + row * a.ldb + c);
         if (a.what == KMAP_GLU) v = activate(v, a.act) * ldx(a.b + row * a.ldb + c);
