@@ -341,14 +341,30 @@ static size_t first_fit(const mx_tensor *ts, const live *l, const mx_tid *placed
     return at;
 }
 
-// Places every temporary; returns the arena's extent. The budget is not consulted.
+// For every tensor, the first op that touches a temporary from it on.
+static int32_t *first_ops(const mx_enc *e, const live *l) {
+    int32_t *from = mx_alloc((size_t)e->n_tensors * sizeof *from + 1), least = INT32_MAX;
+    for (mx_tid t = e->n_tensors - 1; t >= 0; t--) {
+        if (e->tensors[t].kind == MX_T_TEMP && l[t].first >= 0) least = MX_MIN(least, l[t].first);
+        from[t] = least;
+    }
+    return from;
+}
+
+// Places every temporary; returns the arena's extent. The budget is not consulted. What no later
+// temporary meets leaves the list: long steps have few that live at the same time.
 static size_t layout_arena(mx_enc *e, live *l) {
     mx_tid *placed = mx_alloc((size_t)e->n_tensors * sizeof *placed);
-    int32_t n = 0;
+    int32_t n = 0, *from = first_ops(e, l);
     size_t extent = 0;
     for (mx_tid t = 0; t < e->n_tensors; t++) {
         mx_tensor *x = &e->tensors[t];
         if (x->kind != MX_T_TEMP || l[t].first < 0) continue;
+        int32_t kept = 0;
+        for (int32_t i = 0; i < n; i++) {
+            if (l[placed[i]].last >= from[t]) placed[kept++] = placed[i];
+        }
+        n = kept;
         x->offset = first_fit(e->tensors, l, placed, n, t, x->n_bytes);
         extent = MX_MAX(extent, x->offset + x->n_bytes);
         int32_t i = n++;
@@ -358,6 +374,7 @@ static size_t layout_arena(mx_enc *e, live *l) {
         placed[i] = t;
     }
     mx_free(placed);
+    mx_free(from);
     return (extent + 63) & ~(size_t)63;
 }
 

@@ -64,7 +64,7 @@ static mx_status open_chain(chain *c, mx_err *err) {
     if (st == MX_OK) st = prof_rig_steps(r, NULL, 1, 1, WIDTH, err);
     if (st == MX_OK) st = prof_rig_place(r, 1, 1, true, MX_PHASE_DECODE, &c->facts, err);
     for (int w = 0; w < 2 && st == MX_OK; w++) {
-        for (int i = 0; i < SIZES && st == MX_OK; i++) {
+        for (int i = 0; i < SIZES && st == MX_OK && !cli_interrupted(); i++) {
             prof_arm *a = &c->arms[c->n_arms++];
             mx_budget budgets[MX_PHASES];
             prof_budgets_of(sizes[i], 0, budgets);
@@ -170,7 +170,7 @@ int prof_chain(const cli_options *o) {
     mx_err err = {0};
     bool before = cli_signals_defer(true);
     mx_status st = open_chain(c, &err);
-    if (st == MX_OK) st = measure(c, &err);
+    if (st == MX_OK && !cli_interrupted()) st = measure(c, &err);
     cli_signals_defer(before);
     int code = CLI_EXIT_OK;
     if (cli_interrupted())

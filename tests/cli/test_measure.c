@@ -220,6 +220,7 @@ static void wrong_usage_is_named(void **state) {
     } bad[] = {
         {{"profile"}, "--launch-heavy"},
         {{"profile", "--chain", "3"}, "4 ops"},
+        {{"profile", "--chain", "100001"}, "from 0 to 100000"},
         {{"profile", "--chain", "9", "--launch-heavy"}, "one of them"},
         {{"bench", "-m", "x", "--arm", "MLXCEL_EXACT=1"}, "--ab"},
         {{"bench", "-m", "x", "--ab", "--arm", "MLXCEL_EXCAT=1"}, "MLXCEL_EXCAT=1"},
