@@ -341,7 +341,12 @@ static void run_steps(mlxcel_engine *e, step_pick *picks) {
         f = &e->flights[cur];
         n = pipelined_picks(e, f, picks);
         flight *next = &e->flights[1 - cur];
-        bool ahead = n > 0 && step_submit(e, next, picks, n, &err) == MX_OK;
+        mx_status st_next = n > 0 ? step_submit(e, next, picks, n, &err) : MX_OK;
+        bool ahead = n > 0 && st_next == MX_OK;
+        if (st_next == MX_DEVICE) { // without memory it is asked for again, by whoever decides
+            mx_log(MX_LOG_WARN, "a decode step could not be started ahead: %s; it is tried again",
+                   err.msg);
+        }
         finish_flight(e, f);
         if (!ahead) return;
         e->stats.steps_decode_pipelined++;
