@@ -53,6 +53,11 @@ $(B)/data/stub-driver/libcuda.so.1 $(B)/data/stub-driver-old/libcuda.so.1: tests
 	    -o $@ $<
 $(B)/tests/ops/test_cuda_driver: | $(B)/data/stub-driver/libcuda.so.1 \
                                    $(B)/data/stub-driver-old/libcuda.so.1
+# And one that has a GPU.
+$(B)/data/stub-gpu/libcuda.so.1: tests/ops/stub_gpu.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=c17 -fPIC -shared -pthread -Wl,-soname,libcuda.so.1 -o $@ $<
+$(B)/tests/ops/test_cuda_host: | $(B)/data/stub-gpu/libcuda.so.1
 .PHONY: check-cuda
 check-cuda: $(addprefix $(B)/tests/ops/,test_cuda test_cuda_fixed test_cuda_sample test_cuda_driver \
             test_cuda_once test_cuda_fused test_cuda_switches)

@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 cuda_drv cuda_d;
@@ -85,9 +86,21 @@ mx_status cuda_drv_open(mx_err *err) {
 
 mx_status cuda_check(CUresult r, mx_err *err, const char *what) {
     if (r == CUDA_SUCCESS) return MX_OK;
-    const char *name = "?", *text = "?";
-    cuda_d.cuGetErrorName(r, &name);
+    const char *name = NULL, *text = NULL;
+    cuda_d.cuGetErrorName(r, &name); // NULL for a number it does not know
     cuda_d.cuGetErrorString(r, &text);
+    char number[32];
+    snprintf(number, sizeof number, "error %d", (int)r);
     return mx_err_set(err, r == CUDA_ERROR_OUT_OF_MEMORY ? MX_NOMEM : MX_DEVICE, "%s: %s (%s)",
-                      what, name, text);
+                      what, name ? name : number, text ? text : "the driver has no text for it");
+}
+
+mx_status cuda_check_call(CUresult r, mx_err *err, const char *call) {
+    if (r == CUDA_SUCCESS) return MX_OK;
+    static const char table[] = "cuda_d.", use[] = "cuda_use";
+    if (strncmp(call, table, sizeof table - 1) == 0) call += sizeof table - 1;
+    if (strncmp(call, use, sizeof use - 1) == 0) call = "cuCtxSetCurrent";
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(call, "("), call);
+    return cuda_check(r, err, name);
 }

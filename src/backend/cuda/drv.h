@@ -71,11 +71,13 @@ extern cuda_drv cuda_d; // valid after cuda_drv_open has returned MX_OK
 mx_status cuda_drv_open(mx_err *err);
 // MX_OK, or a message "what: NAME (text)". OUT_OF_MEMORY gives NOMEM, the rest DEVICE.
 mx_status cuda_check(CUresult r, mx_err *err, const char *what);
+// The same with the name of the driver's function out of the text of a call.
+mx_status cuda_check_call(CUresult r, mx_err *err, const char *call);
 
 #define CUDA_TRY(call, err)                                                                        \
     do {                                                                                           \
         CUresult cuda_r_ = (call);                                                                 \
-        if (cuda_r_ != CUDA_SUCCESS) return cuda_check(cuda_r_, (err), #call);                     \
+        if (cuda_r_ != CUDA_SUCCESS) return cuda_check_call(cuda_r_, (err), #call);                \
     } while (0)
 
 #endif

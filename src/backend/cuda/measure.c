@@ -58,6 +58,10 @@ mx_status cuda_read_rate(mx_backend *base, double *bytes_per_s, mx_err *err) {
     mx_backend_facts f;
     base->ops->facts(base, &f);
     size_t n = MX_MIN((size_t)4 << 30, (size_t)f.available_bytes / 4) / NOISE_BYTES * NOISE_BYTES;
+    if (n == 0) {
+        return mx_err_set(err, MX_NOMEM, "read rate: %llu bytes of the GPU are free, %d are needed",
+                          (unsigned long long)f.available_bytes, 4 * NOISE_BYTES);
+    }
     mx_buffer *buf = NULL;
     CUevent ev[2] = {NULL, NULL};
     double s = 0;

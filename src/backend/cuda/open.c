@@ -54,7 +54,9 @@ static mx_status find_kernel(cuda_backend *b, cuda_kernel k, bool apart, CUfunct
             }
             m = b->attn_apart;
         }
-        return cuda_check(cuda_d.cuModuleGetFunction(fn, m, kernels[k].name), err, kernels[k].name);
+        char what[96];
+        snprintf(what, sizeof(what), "kernel %s", kernels[k].name);
+        return cuda_check(cuda_d.cuModuleGetFunction(fn, m, kernels[k].name), err, what);
     }
     return mx_err_set(err, MX_INTERNAL, "kernel %s is in no image", kernels[k].name);
 }
@@ -89,7 +91,10 @@ static void get_facts(mx_backend *base, mx_backend_facts *out) {
     snprintf(out->device, sizeof(out->device), "%s", b->name);
     snprintf(out->arch, sizeof(out->arch), "%s", b->arch);
     size_t avail = 0, total = 0;
-    if (cuda_use(b) == CUDA_SUCCESS) cuda_d.cuMemGetInfo(&avail, &total);
+    CUresult r = cuda_use(b);
+    if (r == CUDA_SUCCESS) r = cuda_d.cuMemGetInfo(&avail, &total);
+    mx_err e = {0};
+    if (cuda_check(r, &e, "free memory of the GPU") != MX_OK) mx_log(MX_LOG_WARN, "%s", e.msg);
     out->available_bytes = avail;
     out->upload_bytes = CUDA_STAGES * b->stage_bytes;
     out->memory_bytes = total;
@@ -211,10 +216,21 @@ static const mx_backend_ops ops = {
     .close = close_backend,
 };
 
-static int32_t attribute(cuda_backend *b, CUdevice_attribute a) {
-    int v = 0;
-    cuda_d.cuDeviceGetAttribute(&v, a, b->dev);
-    return v;
+static mx_status get_attributes(cuda_backend *b, mx_err *err) {
+    const struct {
+        int32_t *out;
+        CUdevice_attribute which;
+    } rows[] = {
+        {&b->cc_major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR},
+        {&b->cc_minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR},
+        {&b->n_sm, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT},
+        {&b->smem_max, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN},
+        {&b->smem_sm, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR},
+    };
+    for (size_t i = 0; i < MX_COUNT(rows); i++) {
+        CUDA_TRY(cuda_d.cuDeviceGetAttribute(rows[i].out, rows[i].which, b->dev), err);
+    }
+    return MX_OK;
 }
 
 static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
@@ -225,11 +241,7 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
     }
     CUDA_TRY(cuda_d.cuDeviceGet(&b->dev, device), err);
     CUDA_TRY(cuda_d.cuDeviceGetName(b->name, (int)sizeof(b->name), b->dev), err);
-    b->cc_major = attribute(b, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-    b->cc_minor = attribute(b, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-    b->n_sm = attribute(b, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    b->smem_max = attribute(b, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-    b->smem_sm = attribute(b, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+    MX_TRY(get_attributes(b, err));
     snprintf(b->arch, sizeof(b->arch), "sm_%d%d", b->cc_major, b->cc_minor);
     char cover[32];
     if (!mx_arch_cover(cuda_archs, b->cc_major, b->cc_minor, cover, sizeof(cover))) {
@@ -255,7 +267,9 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
                               "not run there",
                               b->name, b->arch, cuda_archs);
         }
-        MX_TRY(cuda_check(r, err, cuda_image_names[i]));
+        char what[64];
+        snprintf(what, sizeof(what), "loading the kernels '%s'", cuda_image_names[i]);
+        MX_TRY(cuda_check(r, err, what));
         b->n_modules++;
     }
     return MX_OK;
@@ -317,7 +331,9 @@ int32_t mx_cuda_unused_kernels(mx_backend *b, const char **names, int32_t cap) {
 
 void mx_cuda_limit_sms(mx_backend *b, int32_t n) {
     cuda_backend *c = cuda_of(b);
-    int32_t all = attribute(c, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    int all = 0;
+    CHECK(cuda_d.cuDeviceGetAttribute(&all, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, c->dev) ==
+          CUDA_SUCCESS);
     c->n_sm = n > 0 ? MX_MIN(n, all) : all;
 }
 

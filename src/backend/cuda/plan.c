@@ -85,8 +85,10 @@ static mx_status tickets_of(cuda_backend *b, size_t n, CUdeviceptr *out, mx_err 
         size_t size = MX_MAX(n * 4, (size_t)65536);
         CUdeviceptr p = 0;
         MX_TRY(cuda_take(b, size, &p, err));
-        CUDA_TRY(cuda_d.cuMemsetD8Async(p, 0, size, b->stream), err);
-        CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
+        CUresult r = cuda_d.cuMemsetD8Async(p, 0, size, b->stream);
+        if (r == CUDA_SUCCESS) r = cuda_d.cuStreamSynchronize(b->stream);
+        if (r != CUDA_SUCCESS) cuda_d.cuMemFree(p);
+        MX_TRY(cuda_check(r, err, "clearing memory"));
         if (b->tickets) keep_block(b, b->tickets);
         b->tickets = p;
         b->n_tickets = size / 4;
@@ -119,10 +121,10 @@ static mx_status resolve(cuda_backend *b, cuda_list *l, mx_err *err) {
         MX_TRY(cuda_kernel_get(b, it->kernel, it->apart, &it->fn, err));
         int32_t *most = &b->fn_smem[it->apart][it->kernel];
         if ((int32_t)it->smem > *most) { // unasked, 48 KB with the static ones
-            *most = (int32_t)it->smem;
             CUDA_TRY(cuda_d.cuFuncSetAttribute(
                          it->fn, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)it->smem),
                      err);
+            *most = (int32_t)it->smem;
         }
     }
     return MX_OK;
@@ -244,7 +246,8 @@ mx_status cuda_step_init(mx_backend *base, const mx_step_caps *caps, mx_step_io 
     CUDA_TRY(cuda_d.cuStreamSynchronize(b->stream), err);
     mx_step_bind(caps, (void *)(uintptr_t)b->step, &b->io);
     for (int s = 0; s < MX_STEP_SLOTS; s++) {
-        CUDA_TRY(cuda_d.cuMemHostAlloc(&b->host[s], n, CU_MEMHOSTALLOC_PORTABLE), err);
+        CUresult r = cuda_d.cuMemHostAlloc(&b->host[s], n, CU_MEMHOSTALLOC_PORTABLE);
+        MX_TRY(cuda_check(r, err, "pinned host memory for steps"));
         memset(b->host[s], 0, n);
         CUDA_TRY(cuda_d.cuEventCreate(&b->begin[s], CU_EVENT_DEFAULT), err);
         CUDA_TRY(cuda_d.cuEventCreate(&b->end[s], CU_EVENT_DEFAULT), err);
@@ -270,11 +273,7 @@ static mx_status run_plan(cuda_backend *b, const cuda_plan *p, mx_err *err) {
     return MX_OK;
 }
 
-mx_status cuda_submit(mx_backend *base, mx_plan *plan, const mx_step_facts *facts, int32_t slot,
-                      mx_ticket *out, mx_err *err) {
-    cuda_backend *b = cuda_of(base);
-    CHECK(slot >= 0 && slot < MX_STEP_SLOTS && !b->slot_open[slot] && plan->handle);
-    CUDA_TRY(cuda_use(b), err);
+static mx_status start_step(cuda_backend *b, const mx_plan *plan, int32_t slot, mx_err *err) {
     const uint8_t *host = b->host[slot];
     int32_t n_edits = b->host_io[slot].counts[3];
     CHECK(n_edits >= 0 && n_edits <= b->caps.max_edits);
@@ -288,6 +287,19 @@ mx_status cuda_submit(mx_backend *base, mx_plan *plan, const mx_step_facts *fact
                                       b->layout.logits_offset - at, b->stream),
              err);
     CUDA_TRY(cuda_d.cuEventRecord(b->done[slot], b->stream), err);
+    return MX_OK;
+}
+
+mx_status cuda_submit(mx_backend *base, mx_plan *plan, const mx_step_facts *facts, int32_t slot,
+                      mx_ticket *out, mx_err *err) {
+    cuda_backend *b = cuda_of(base);
+    CHECK(slot >= 0 && slot < MX_STEP_SLOTS && !b->slot_open[slot] && plan->handle);
+    CUDA_TRY(cuda_use(b), err);
+    mx_status st = start_step(b, plan, slot, err);
+    if (st != MX_OK) { // what was started reads and writes the slot, which may be filled again
+        cuda_d.cuStreamSynchronize(b->stream);
+        return st;
+    }
     b->slot_open[slot] = true;
     b->slot_serial[slot] = ++b->serial;
     b->slot_out[slot] = facts->n_out;

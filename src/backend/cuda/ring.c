@@ -11,6 +11,7 @@
 #include "base/os.h"
 
 #include <sched.h>
+#include <stdio.h>
 
 enum { MAX_READERS = 12, SLOTS = 32, SLOT_MB = 4, MIN_SLOT = 256 << 10 };
 
@@ -108,7 +109,10 @@ static mx_status open_ring(cuda_ring *r, const mx_feed_shape *shape, mx_err *err
     r->host = mx_alloc_large(r->n_bytes);
     if (!r->host) return mx_err_set(err, MX_NOMEM, "%zu bytes to load through", r->n_bytes);
     populate(r->host, r->n_bytes, shape->n_readers);
-    CUDA_TRY(cuda_d.cuMemHostRegister(r->host, r->n_bytes, CU_MEMHOSTREGISTER_PORTABLE), err);
+    char what[96];
+    snprintf(what, sizeof what, "pinning %zu bytes of host memory to load through", r->n_bytes);
+    CUresult res = cuda_d.cuMemHostRegister(r->host, r->n_bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    MX_TRY(cuda_check(res, err, what));
     r->registered = true;
     r->n_slots = shape->n_slots;
     r->used = mx_calloc((size_t)r->n_slots, sizeof *r->used);
