@@ -258,10 +258,15 @@ static bool check_settings(const cli_options *o, const char *settings) {
         size_t n = strcspn(p, "= ");
         bool known = false;
         for (int k = 0; k < MX_KNOB_COUNT; k++) {
+            if (k == MX_KNOB_ARG_OTHER) continue; // a pattern, of the server
             known |= mx_str_is((mx_str){p, n}, mx_knob_info_get((mx_knob)k)->name);
         }
         if (p[n] != '=' || !known) {
             cli_usage(o, "--arm %s: expected NAME=VALUE of variables in --help-env", settings);
+            return false;
+        }
+        if (overrides(p + n, p)) { // of two the first would count
+            cli_usage(o, "--arm %s: %.*s twice", settings, (int)n, p);
             return false;
         }
         any = true;

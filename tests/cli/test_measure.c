@@ -225,6 +225,8 @@ static void wrong_usage_is_named(void **state) {
         {{"bench", "-m", "x", "--arm", "MLXCEL_EXACT=1"}, "--ab"},
         {{"bench", "-m", "x", "--ab", "--arm", "MLXCEL_EXCAT=1"}, "MLXCEL_EXCAT=1"},
         {{"bench", "-m", "x", "--ab", "--arm", "MLXCEL_EXACT"}, "NAME=VALUE"},
+        {{"bench", "-m", "x", "--ab", "--arm", "MLXCEL_EXACT=1 MLXCEL_EXACT=0"}, "EXACT twice"},
+        {{"bench", "-m", "x", "--ab", "--arm", "LLAMA_ARG_...=1"}, "NAME=VALUE"},
     };
     for (size_t i = 0; i < MX_COUNT(bad); i++) {
         assert_int_equal(run(&out, &err, bad[i].args), 2);
