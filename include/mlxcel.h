@@ -65,7 +65,8 @@ typedef struct mlxcel_info {                  // strings live as long as the eng
     const char *decode_steps; // "CUDA graphs", …: what is replayed for a token
     const char *fallbacks;    // one line each for what was asked for and declined; "" when nothing
     const char *budget_prefill, *budget_decode, *budget_decode_sync; // as logged
-    const char *capability;  // CUDA: its compute capability and what was compiled for it; else ""
+    const char *capability;  // CUDA: of the GPU, and what was compiled for it; else "", or that the
+                             // program was built without CUDA
     const char *budget_rule; // a family's rule for the device that decided the budget; else ""
     int32_t n_gpus;          // that the driver offers; -1: not asked, the CPU was asked for
     const char *sampling;    // what the checkpoint suggests and where it says so; "" when nothing

@@ -22,7 +22,7 @@ static mx_status open_cuda(const mx_device_options *o, int gpu, mx_backend **out
 #endif
 }
 
-static bool compiled_for_cuda(void) {
+bool mx_device_compiled_for_cuda(void) {
 #ifdef HAVE_CUDA_MODULE
     return mx_cuda_archs()[0] != 0;
 #else
@@ -53,7 +53,7 @@ bool mx_device_is_word(const char *want) {
 // The CPU runs and nobody asked for it.
 static void say_declined(const mx_device_options *o, const mx_err *why) {
     static atomic_bool said;
-    bool there = why->status != MX_NOTFOUND && compiled_for_cuda();
+    bool there = why->status != MX_NOTFOUND && mx_device_compiled_for_cuda();
     if (there && o->declined) *o->declined = *why;
     if (there && atomic_exchange(&said, true)) return;
     mx_log(there ? MX_LOG_WARN : MX_LOG_INFO, "no GPU: %s; using the CPU", why->msg);

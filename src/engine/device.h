@@ -21,5 +21,7 @@ mx_status mx_device_open(const mx_device_options *o, mx_backend **out, mx_err *e
 bool mx_device_is_word(const char *want);
 // GPUs that the driver offers; -1 when `want` (as above) is the CPU: then nobody asks the driver.
 int32_t mx_device_gpus(const char *want);
+// Was there an nvcc when the program was built?
+bool mx_device_compiled_for_cuda(void);
 
 #endif

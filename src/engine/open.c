@@ -235,7 +235,10 @@ static const char *budget_text(mlxcel_engine *e, int slot, mx_phase p) {
 // "CUDA compute capability 9.0 (sm_90); compiled for [sm_80 sm_90a] (sm_90a)".
 static char *capability_text(const mlxcel_engine *e) {
     const mx_backend_facts *f = &e->facts;
-    if (f->kind != MX_DEVICE_CUDA) return mx_strdup("");
+    if (f->kind != MX_DEVICE_CUDA) {
+        bool blind = e->info.n_gpus >= 0 && !mx_device_compiled_for_cuda();
+        return mx_strdup(blind ? "This program was built without CUDA and sees no GPU." : "");
+    }
     char cover[32];
     mx_buf t;
     mx_buf_init(&t, 0);
@@ -279,8 +282,8 @@ static void fill_info(mlxcel_engine *e) {
     i->format = e->info_text[0];
     i->device = e->facts.device;
     i->arch = e->facts.arch;
-    i->capability = e->info_text[6] = capability_text(e);
     i->n_gpus = mx_device_gpus(e->params.device);
+    i->capability = e->info_text[6] = capability_text(e);
     i->kv_storage = kv->storage == MX_KV_PAGED ? "paged" : "dense";
     i->kv_type = kv->groups[0].codec == MX_F32 ? "f32" : "f16";
     i->decode_path = "native batched forward";

@@ -1,6 +1,7 @@
 // The program as a user meets it: exit codes, what goes to which stream, chats through pipes and on
 // a terminal, signals, the store, broken models. Runs the built program on tiny models; a forced
 // token (--logit-bias ID=100) makes its text known.
+#include "backend/cuda/cuda.h"
 #include "base/mem.h"
 #include "support/tiny_model.h"
 
@@ -308,6 +309,8 @@ static void the_text_is_all_of_standard_output(void **state) {
     run(&p, "generate -m %s -p x -n 2", model);
     setenv("MLXCEL_DEVICE", "cpu", 1);
     expect(&p, 0, NULL, " GPU(s).\n");
+    bool blind = strstr(p.err_text, "built without CUDA and sees no GPU") != NULL;
+    assert_int_equal(blind, !mx_cuda_archs()[0]);
     run(&p, "generate -m %s -p x -n 2 --profile", model);
     expect(&p, 0, NULL, "[TTFT] prompt=1 tok setup=");
     assert_true(ttft_adds_up(p.err_text));

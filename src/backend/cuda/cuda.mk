@@ -20,7 +20,8 @@ $(B)/tests/ops/test_upload $(B)/tests/unit/test_oom: CFLAGS += $(CUDA_INC) -DMX_
 $(CUDA_DIR)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/kernels/*.cuh) src/backend/cuda/kargs.h
 	@mkdir -p $(dir $@)
 	$(if $(V),,@echo "  NVCC  $<")
-	$(Q)$(NVCC) -std=c++17 -O3 $(NVCCFLAGS) $(CUDA_GEN) -fatbin -o $@ $<
+	$(Q)$(NVCC) -std=c++17 -O3 $(NVCCFLAGS) $(CUDA_GEN) -fatbin -o $@ $< || \
+	    { echo "nvcc failed; what it needs is in docs/cuda.md; NVCC= builds for the CPU only" >&2; exit 1; }
 # One assembly file: the images, a table of them, and the list of architectures.
 $(B)/gen/cuda/images.S: $(CUDA_FAT)
 	@mkdir -p $(dir $@)
@@ -37,8 +38,13 @@ $(B)/obj/src/backend/cuda/images.o: $(B)/gen/cuda/images.S
 	@mkdir -p $(dir $@)
 	$(CC) -c -o $@ $<
 else
+# NVIDIA's packages leave the PATH to the user; who gives NVCC= knows.
+ifeq ($(origin NVCC),file)
+CUDA_HINT  := $(if $(wildcard /usr/local/cuda/bin/nvcc), (there is /usr/local/cuda/bin/nvcc: \
+              put its folder on the PATH), (for a GPU: docs/cuda.md))
+endif
 OBJ        := $(filter-out $(B)/obj/src/backend/cuda/%.o,$(OBJ)) $(B)/obj/src/backend/cuda/stub/none.o
-$(if $(filter 0,$(MAKELEVEL)),$(info no nvcc: the program is built without CUDA))
+$(if $(filter 0,$(MAKELEVEL)),$(info no nvcc: the program is built without CUDA$(CUDA_HINT)))
 endif
 endif
 

@@ -245,10 +245,15 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
     snprintf(b->arch, sizeof(b->arch), "sm_%d%d", b->cc_major, b->cc_minor);
     char cover[32];
     if (!mx_arch_cover(cuda_archs, b->cc_major, b->cc_minor, cover, sizeof(cover))) {
+        char how[64] = "GPUs before sm_80 are not supported";
+        if (b->cc_major >= 8) {
+            snprintf(how, sizeof(how), "make clean, then make CUDA_ARCHS=%d%d", b->cc_major,
+                     b->cc_minor);
+        }
         return mx_err_set(err, MX_UNSUPPORTED,
                           "%s (%s): this program was compiled for [%s], which does not run there; "
-                          "build it with CUDA_ARCHS=%d%d",
-                          b->name, b->arch, cuda_archs, b->cc_major, b->cc_minor);
+                          "%s",
+                          b->name, b->arch, cuda_archs, how);
     }
     // Code for older devices does not wait for the kernel before it (dep_wait).
     b->overlap = b->cc_major >= 9 && strncmp(cover, "compute_8", 9) != 0;

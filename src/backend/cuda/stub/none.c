@@ -6,7 +6,7 @@
 mx_status mx_cuda_open(int device, mx_backend **out, mx_err *err) {
     (void)device;
     *out = NULL;
-    return mx_err_set(err, MX_UNSUPPORTED, "built without CUDA (no nvcc was found)");
+    return mx_err_set(err, MX_UNSUPPORTED, "this program was built without CUDA (docs/cuda.md)");
 }
 
 mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *err) {
