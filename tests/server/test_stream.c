@@ -677,12 +677,14 @@ static int text_events(const char *flags) {
     return n;
 }
 
-// The first token goes out at once, the others when the time is over or the answer ends.
+// The first token goes out at once, the others when the time is over or the answer ends. Without a
+// time every token is an event, as far as the writer is as fast as the model: in one of many tries.
 static void fast_tokens_are_gathered(void **state) {
     (void)state;
-    int n = text_events("--sse-gather-ms 1000"), each = text_events("--sse-gather-ms 0");
+    int n = text_events("--sse-gather-ms 1000"), each = 0;
     assert_true(n >= 1 && n <= 3);
-    assert_true(each >= n);
+    for (int i = 0; i < 20 && each <= 3; i++) each = text_events("--sse-gather-ms 0");
+    assert_true(each > 3);
     print_message("%d text events, %d when gathered\n", each, n);
 }
 

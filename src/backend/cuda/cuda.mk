@@ -23,7 +23,9 @@ $(CUDA_DIR)/%.fatbin: src/backend/cuda/kernels/%.cu $(wildcard src/backend/cuda/
 	$(Q)$(NVCC) -std=c++17 -O3 $(NVCCFLAGS) $(CUDA_GEN) -fatbin -o $@ $< || \
 	    { echo "nvcc failed; what it needs is in docs/cuda.md; NVCC= builds for the CPU only" >&2; exit 1; }
 # One assembly file: the images, a table of them, and the list of architectures.
-$(B)/gen/cuda/images.S: $(CUDA_FAT)
+$(B)/gen/cuda/archs: FORCE
+	@$(call keep,$(CUDA_ARCHS) $(CUDA_PTX) $(CUDA_FAT))
+$(B)/gen/cuda/images.S: $(CUDA_FAT) $(B)/gen/cuda/archs
 	@mkdir -p $(dir $@)
 	@{ i=0; echo '.section .rodata'; for f in $(CUDA_FAT); do \
 	    printf '.balign 64\nimage%d: .incbin "%s"\nname%d: .asciz "%s"\n' \

@@ -247,8 +247,7 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
     if (!mx_arch_cover(cuda_archs, b->cc_major, b->cc_minor, cover, sizeof(cover))) {
         char how[64] = "GPUs before sm_80 are not supported";
         if (b->cc_major >= 8) {
-            snprintf(how, sizeof(how), "make clean, then make CUDA_ARCHS=%d%d", b->cc_major,
-                     b->cc_minor);
+            snprintf(how, sizeof(how), "build it with CUDA_ARCHS=%d%d", b->cc_major, b->cc_minor);
         }
         return mx_err_set(err, MX_UNSUPPORTED,
                           "%s (%s): this program was compiled for [%s], which does not run there; "
