@@ -38,7 +38,7 @@ m() {
 
 run_part() {
     case $1 in
-    ops) show "$bench_cuda" gemv attn gemm step ;;
+    ops) show "$bench_cuda" gemv batch attn gemm step ;;
     load) show "$bench_cuda" load ;;
     chain) m profile --chain 3200 ;;
     launch)
