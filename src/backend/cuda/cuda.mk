@@ -69,7 +69,10 @@ $(B)/tests/ops/test_cuda_host: | $(B)/data/stub-gpu/libcuda.so.1
 .PHONY: check-cuda
 check-cuda: $(addprefix $(B)/tests/ops/,test_cuda test_cuda_fixed test_cuda_sample test_cuda_driver \
             test_cuda_once test_cuda_fused test_cuda_switches)
-	@failed=; for t in $^; do echo $$t; $$t || failed=1; done; test -z "$$failed"
+	@failed=; for t in $^; do echo $$t; $$t > $(B)/check-cuda.log 2>&1 || failed=1; \
+	cat $(B)/check-cuda.log; grep -q SKIPPED $(B)/check-cuda.log && failed=1 && \
+	echo "$$t: skipped, so not tested: is there a GPU, and was this built with nvcc?"; \
+	done; test -z "$$failed"
 # Every kernel once under compute-sanitizer: memory, races in shared memory, barriers.
 SANITIZER ?= compute-sanitizer
 .PHONY: check-cuda-sanitizer

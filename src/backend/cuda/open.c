@@ -254,8 +254,10 @@ static mx_status open_device(cuda_backend *b, int device, mx_err *err) {
                           "%s",
                           b->name, b->arch, cuda_archs, how);
     }
-    // Code for older devices does not wait for the kernel before it (dep_wait).
+    // Code for older devices neither waits for the kernel before it (dep_wait) nor knows clusters;
+    // a slice of a device may be too small for one.
     b->overlap = b->cc_major >= 9 && strncmp(cover, "compute_8", 9) != 0;
+    b->clusters = b->overlap && b->n_sm >= 32;
     CUcontext ctx = NULL;
     CUDA_TRY(cuda_d.cuDevicePrimaryCtxRetain(&ctx, b->dev), err);
     b->ctx = ctx;

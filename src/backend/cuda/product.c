@@ -211,7 +211,7 @@ static size_t skinny_smem(const cuda_pack_info *pi, const k_skinny *a, int32_t t
 // takes a time to start. Not by the number of tokens that there are: rows may not depend on it.
 static void skinny_split(const cuda_backend *b, const cuda_pack_info *pi, int32_t tokens,
                          k_skinny *a) {
-    int32_t runs = a->n_kb * pi->kb / 64, most = b->cc_major >= 9 ? 8 : 1;
+    int32_t runs = a->n_kb * pi->kb / 64, most = b->clusters ? 8 : 1;
     double best = 0;
     for (int32_t split = 1; split <= most; split *= 2) {
         // a cluster lies in one of the device's groups of 16 or 18 SMs
