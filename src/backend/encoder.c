@@ -425,11 +425,12 @@ static int32_t mark_barriers(mx_enc *e) {
 
 static mx_status grow_arena(mx_enc *e, size_t need, mx_err *err) {
     if (e->arena && e->arena->n_bytes >= need) return MX_OK;
+    need = MX_MAX(need, (size_t)4096);
+    mx_buffer *more = NULL; // first: when it can't be had, the plans there are go on
+    MX_TRY(e->backend->ops->alloc(e->backend, &more, need, MX_USE_ARENA, err));
     drop_plans(e); // their handles may hold the old addresses
     if (e->arena) e->backend->ops->free(e->backend, e->arena);
-    e->arena = NULL;
-    need = MX_MAX(need, (size_t)4096);
-    MX_TRY(e->backend->ops->alloc(e->backend, &e->arena, need, MX_USE_ARENA, err));
+    e->arena = more;
     e->stats.arena_bytes = need;
     return MX_OK;
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef unsigned long long address;
 
@@ -45,6 +46,13 @@ static int call(const char *name) {
         int code_ = call(__func__);                                                                \
         if (code_) return code_;                                                                   \
     } while (0)
+
+// Is there the file that a variable names? STUB_GPU_FULL: then there is no memory for buffers and
+// graphs. STUB_GPU_LOST: then nothing can be launched.
+static int there(const char *variable) {
+    const char *path = getenv(variable);
+    return path && access(path, F_OK) == 0;
+}
 
 static void *made(int kind, size_t n) {
     void *p = aligned_alloc(256, (n + 255) / 256 * 256);
@@ -168,6 +176,7 @@ static int cuMemGetInfo(size_t *avail, size_t *total) {
 }
 static int cuMemAlloc(address *out, size_t n) {
     CALL;
+    if (there("STUB_GPU_FULL")) return 2;
     if (n == 0) return 1; // as the driver
     *out = (address)(uintptr_t)made(MEMORY, n);
     return 0;
@@ -249,6 +258,7 @@ static int cuGraphDestroy(void *g) {
 static int cuGraphInstantiateWithFlags(void **out, void *g, unsigned long long flags) {
     (void)g, (void)flags;
     CALL;
+    if (there("STUB_GPU_FULL")) return 2;
     *out = made(GRAPH, 1);
     return 0;
 }
@@ -263,7 +273,12 @@ static int cuLaunchKernelEx(const unsigned *config, void *f, void **params, void
         die("a launch beyond the limits");
     }
     CALL;
-    return 0;
+    return there("STUB_GPU_LOST") ? 719 : 0;
+}
+static int cuGraphLaunch(void *g, void *s) {
+    (void)g, (void)s;
+    CALL;
+    return there("STUB_GPU_LOST") ? 719 : 0;
 }
 static int cuEventCreate(void **out, unsigned flags) {
     (void)flags;
@@ -292,7 +307,6 @@ NOTHING(cuCtxSetCurrent)
 NOTHING(cuFuncSetAttribute)
 NOTHING(cuStreamWaitEvent)
 NOTHING(cuGraphUpload)
-NOTHING(cuGraphLaunch)
 NOTHING(cuEventRecord)
 NOTHING(cuEventQuery)
 NOTHING(cuEventSynchronize)

@@ -13,10 +13,11 @@
 #include <cmocka.h>
 
 static int n_made, n_freed;
-static bool fused_ok;
+static bool fused_ok, no_memory;
 
 static mx_status fake_alloc(mx_backend *b, mx_buffer **out, size_t n, mx_usage use, mx_err *err) {
-    (void)b, (void)err;
+    (void)b;
+    if (no_memory) return mx_err_set(err, MX_NOMEM, "no memory");
     *out = mx_calloc(1, sizeof **out);
     **out = (mx_buffer){.n_bytes = n, .usage = use};
     return MX_OK;
@@ -62,7 +63,7 @@ static int set_up(void **state) {
     down.n_rows = D;
     down.n_cols = FF;
     down.n_bytes = (size_t)4 << 20;
-    fused_ok = true;
+    fused_ok = true, no_memory = false;
     n_made = n_freed = 0;
     return 0;
 }
@@ -91,7 +92,8 @@ static void one_mlp(mx_enc *e, mx_tid x, mx_tid y, float eps) {
 }
 
 // A step of `layers` blocks over n rows.
-static mx_plan *record(mx_enc *e, mx_step_facts *f, int32_t n, int layers, float eps) {
+static mx_status try_record(mx_enc *e, mx_step_facts *f, int32_t n, int layers, float eps,
+                            mx_plan **p) {
     *f = (mx_step_facts){.phase = MX_PHASE_DECODE, .n_tok = n, .n_rows = n, .n_out = n};
     mx_enc_begin(e, f);
     mx_tid x = mx_enc_temp(e, n, D);
@@ -101,10 +103,31 @@ static mx_plan *record(mx_enc *e, mx_step_facts *f, int32_t n, int layers, float
         one_mlp(e, x, y, eps);
         x = y;
     }
-    mx_plan *p;
     mx_err err = {0};
-    assert_int_equal(mx_enc_end(e, &p, &err), MX_OK);
+    return mx_enc_end(e, p, &err);
+}
+
+static mx_plan *record(mx_enc *e, mx_step_facts *f, int32_t n, int layers, float eps) {
+    mx_plan *p = NULL;
+    assert_int_equal(try_record(e, f, n, layers, eps, &p), MX_OK);
     return p;
+}
+
+// A larger step that finds no memory leaves the plans there are, and what they use.
+static void a_step_without_memory_costs_no_other(void **state) {
+    (void)state;
+    mx_enc *e = open_enc(NULL, NULL, 8);
+    mx_step_facts f;
+    mx_plan *p, *first = record(e, &f, 3, 2, 1e-6f);
+    no_memory = true;
+    assert_int_equal(try_record(e, &f, 300, 2, 1e-6f, &p), MX_NOMEM);
+    assert_ptr_equal(record(e, &f, 3, 2, 1e-6f), first);
+    assert_int_equal(n_made, 1);
+    assert_int_equal(n_freed, 0);
+    no_memory = false;
+    record(e, &f, 300, 2, 1e-6f);
+    assert_int_equal(n_made, 2);
+    mx_enc_close(e);
 }
 
 static void equal_recordings_share_a_plan(void **state) {
@@ -322,6 +345,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(equal_recordings_share_a_plan, set_up),
         cmocka_unit_test_setup(a_plan_is_of_the_memory_of_its_buffers, set_up),
+        cmocka_unit_test_setup(a_step_without_memory_costs_no_other, set_up),
         cmocka_unit_test_setup(ten_thousand_shapes_through_two_places, set_up),
         cmocka_unit_test_setup(what_was_not_used_for_longest_goes, set_up),
         cmocka_unit_test_setup(temporaries_reuse_memory_and_budgets_do_not_matter, set_up),

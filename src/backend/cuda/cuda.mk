@@ -64,8 +64,8 @@ $(B)/tests/ops/test_cuda_driver: | $(B)/data/stub-driver/libcuda.so.1 \
 # And one that has a GPU.
 $(B)/data/stub-gpu/libcuda.so.1: tests/ops/stub_gpu.c
 	@mkdir -p $(@D)
-	$(Q)$(CC) -std=c17 -fPIC -shared -pthread -Wl,-soname,libcuda.so.1 -o $@ $<
-$(B)/tests/ops/test_cuda_host: | $(B)/data/stub-gpu/libcuda.so.1
+	$(Q)$(CC) -std=c17 -D_GNU_SOURCE -fPIC -shared -pthread -Wl,-soname,libcuda.so.1 -o $@ $<
+$(B)/tests/ops/test_cuda_host $(B)/tests/server/test_device: | $(B)/data/stub-gpu/libcuda.so.1
 .PHONY: check-cuda
 check-cuda: $(addprefix $(B)/tests/ops/,test_cuda test_cuda_fixed test_cuda_sample test_cuda_driver \
             test_cuda_once test_cuda_fused test_cuda_switches)
