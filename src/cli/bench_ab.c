@@ -27,6 +27,7 @@ typedef struct ab_arm {
     int64_t peak_bytes;
     double buffers;
     bool unstable; // another round gave another hash or peak
+    int exit_code; // of a process that ended by itself and failed
 } ab_arm;
 
 typedef struct ab {
@@ -124,7 +125,7 @@ static bool read_pipe(int fd, mx_buf *out) {
     }
 }
 
-static mx_status run_child(const ab *x, const ab_arm *arm, mx_buf *out, mx_err *err) {
+static mx_status run_child(const ab *x, ab_arm *arm, mx_buf *out, mx_err *err) {
     int fd[2], status = 0;
     pid_t pid;
     child_args args;
@@ -147,6 +148,7 @@ static mx_status run_child(const ab *x, const ab_arm *arm, mx_buf *out, mx_err *
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
     }
     if (whole && WIFEXITED(status) && WEXITSTATUS(status) == 0) return MX_OK;
+    arm->exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
     return mx_err_set(err, MX_INTERNAL, "arm '%s' failed (status %d)", arm->name,
                       WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
 }
@@ -286,7 +288,7 @@ static int run(ab *x) {
             if (cli_interrupted())
                 code = CLI_EXIT_INTERRUPTED;
             else if (st != MX_OK)
-                code = cli_fail(x->o, CLI_EXIT_RUN, "%s", err.msg);
+                code = cli_fail(x->o, a->exit_code ? a->exit_code : CLI_EXIT_RUN, "%s", err.msg);
         }
     }
     cli_signals_defer(before);

@@ -244,7 +244,13 @@ static mx_status open_all(launch *l, int32_t *depth, mx_err *err) {
     mx_model_info info;
     mx_model_get_info(r->model, &info);
     if (*depth == 0) *depth = r->facts.kind == MX_DEVICE_CPU ? 2000 : 20000;
-    if (info.hp->max_ctx > 0 && *depth >= info.hp->max_ctx) *depth = (int32_t)info.hp->max_ctx - 1;
+    if (info.hp->max_ctx > 0 && *depth >= info.hp->max_ctx) {
+        if (o->depth > 0) {
+            mx_log(MX_LOG_WARN, "-d %d: the model's context ends at %d tokens; behind %d instead",
+                   o->depth, (int)info.hp->max_ctx, (int)info.hp->max_ctx - 1);
+        }
+        *depth = (int32_t)info.hp->max_ctx - 1;
+    }
     l->chunk = MX_MIN(o->prefill_chunk > 0 ? o->prefill_chunk : 512, *depth);
     mx_kv_spec spec;
     MX_TRY(prof_rig_kv_spec(r, o, *depth + 1, 1, &spec, err));

@@ -241,6 +241,8 @@ static void loading_errors_are_3(void **state) {
     (void)state;
     run(&p, "generate -m /nonexistent/model -p x");
     expect(&p, 3, "", "/nonexistent/model");
+    run(&p, "bench -m /nonexistent/model --ab --arm MLXCEL_EXACT=1"); // by a process of its own
+    expect(&p, 3, "", "/nonexistent/model");
     run(&p, "run no-such-model -p x");
     expect(&p, 3, "", "no-such-model");
     char *broken = mx_path_join(dir, "broken.gguf"), *text;
