@@ -37,6 +37,12 @@ static int stop(void **state) {
     return tear_down(state);
 }
 
+static void need_cuda(void) {
+    if (mx_cuda_archs()[0]) return;
+    print_message("skipped: built without CUDA\n");
+    skip();
+}
+
 static void touch(const char *path) {
     FILE *f = fopen(path, "w");
     assert_non_null(f);
@@ -57,7 +63,7 @@ static void ask(int n, int status, const char *why) {
 
 static void memory_that_runs_out_ends_its_requests_only(void **state) {
     (void)state;
-    if (!mx_cuda_archs()[0]) skip();
+    need_cuda();
     ask(8, 200, NULL);
     ask(8, 200, NULL); // from the prefix cache: other steps
     touch(full);
@@ -70,7 +76,7 @@ static void memory_that_runs_out_ends_its_requests_only(void **state) {
 
 static void health_says_so_when_the_device_is_lost(void **state) {
     (void)state;
-    if (!mx_cuda_archs()[0]) skip();
+    need_cuda();
     touch(lost);
     for (int i = 0; i < 3; i++) ask(20, 500, "launch");
     json_decref(get_json(S, "/health", 503));
