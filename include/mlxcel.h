@@ -250,7 +250,7 @@ bool mlxcel_next_event(mlxcel_request *r, double timeout_s, mlxcel_event *out);
 
 // Slow paths, which are taken when a fast one does not apply: name and what is counted; NULL past
 // the last.
-enum { MLXCEL_SLOW_PATHS = 7 };
+enum { MLXCEL_SLOW_PATHS = 8 };
 const char *mlxcel_slow_path(int32_t i, const char **what);
 
 typedef struct mlxcel_stats { // since open

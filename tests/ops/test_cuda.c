@@ -310,6 +310,12 @@ static void attention_by_every_schedule(void **state) {
     no_failures();
 }
 
+static uint64_t slow_of(rig *r, mx_slow s) {
+    mx_enc_stats st;
+    mx_enc_get_stats(r->enc, &st);
+    return st.slow[s];
+}
+
 // MLXCEL_CUDA_PREFILL_ATTN=0: the kernel of decode steps takes prompts too.
 static void attention_of_prompts_may_be_switched_off(void **state) {
     (void)state;
@@ -325,6 +331,7 @@ static void attention_of_prompts_may_be_switched_off(void **state) {
     assert_true(n <= MAX_NAMES);
     for (int32_t i = 0; i < n; i++) n_prefill += strncmp(names[i], "prefill_h", 9) == 0;
     assert_int_equal(n_prefill, 3); // none of them was used
+    assert_true(slow_of(&r, MX_SLOW_NO_PREFILL_ATTN) > 0);
     rig_close(&r);
     assert_int_equal(unsetenv("MLXCEL_CUDA_PREFILL_ATTN"), 0);
     mx_knobs_reload();
@@ -540,12 +547,6 @@ static void budgets_change_no_bits(void **state) {
     for (int i = 0; i < 3 * 256; i++) assert_true(isfinite(first[i]));
     rig_reset(r);
     mx_free(m.owner);
-}
-
-static uint64_t slow_of(rig *r, mx_slow s) {
-    mx_enc_stats st;
-    mx_enc_get_stats(r->enc, &st);
-    return st.slow[s];
 }
 
 static void slow_paths_are_counted(void **state) {

@@ -1,8 +1,6 @@
 // Rotation, writing the sequence state, and attention: which kernel, and its arguments.
 #include "backend/cuda/cuda_int.h"
 
-#include "base/knobs.h"
-
 static void lower_rope(cuda_backend *b, const mx_op *op, const mx_tensor *t, CUdeviceptr arena,
                        cuda_list *l) {
     const mx_tensor *x = &t[op->in[0]], *cs = &t[op->in[1]], *y = &t[op->out[0]];
@@ -201,8 +199,9 @@ static void lower_attn(cuda_backend *b, const mx_plan *plan, const mx_op *op, CU
         CUDA_LAUNCH(b, l, CK_attn_any, a, a.n_rows, a.n_head, 1, 128, (5 * hd + 16) * 4);
         return;
     }
-    if (plan->phase == MX_PHASE_PREFILL && a.n_rows >= 16 && size < 3 && !b->fixed_attn &&
-        mx_knob_flag(MX_KNOB_CUDA_PREFILL_ATTN)) {
+    bool prompt = plan->phase == MX_PHASE_PREFILL && a.n_rows >= 16 && !b->fixed_attn;
+    if (prompt && (size == 3 || !b->prefill_attn)) l->slow[MX_SLOW_NO_PREFILL_ATTN]++;
+    if (prompt && size < 3 && b->prefill_attn) {
         int32_t hdp = 64 << size, stage = 64 * (hdp * 4 + 80);
         int32_t blocks = (a.n_rows + 63) / 64 + MX_MIN(b->caps.max_range, a.n_rows);
         // Rows outside every range (padding) stay as they are: nothing reads them.

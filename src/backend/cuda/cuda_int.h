@@ -101,7 +101,7 @@ typedef struct cuda_backend {
     // Rows must not depend on each other: no kernel, split or order of a sum may be chosen by the
     // number of rows, the phase or the step's longest context. docs/cuda.md has the argument.
     bool fixed_products, fixed_attn;
-    bool graphs, overlap, clusters, fused_rope, skinny;
+    bool graphs, overlap, clusters, fused_rope, skinny, prefill_attn;
     int32_t gemv_rows; // up to this many tokens take the one-pass kernel
     int32_t lt_rows;   // from this many on cuBLASLt, when found
     mx_cuda_counters count;

@@ -301,6 +301,7 @@ mx_status mx_cuda_open_with(const mx_cuda_options *o, mx_backend **out, mx_err *
     b->gemv_rows = (int32_t)MX_MAX(1, MX_MIN(8, mx_knob_int(MX_KNOB_DENSE_GEMV_ROWS, 8)));
     b->lt_rows = 65;
     b->skinny = mx_knob_flag(MX_KNOB_CUDA_SKINNY);
+    b->prefill_attn = mx_knob_flag(MX_KNOB_CUDA_PREFILL_ATTN);
     b->graphs = mx_knob_flag(MX_KNOB_CUDA_GRAPHS);
     b->overlap = b->overlap && mx_knob_flag(MX_KNOB_CUDA_OVERLAP);
     b->fused_rope = mx_knob_flag(MX_KNOB_CUDA_FUSED_ROPE);
